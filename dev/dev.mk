@@ -34,11 +34,11 @@ $(PLAN_PROGRAMS): OPTIMISE := $(subst -O3,-O0,$(OPTIMISE))
 $(PLAN_PROGRAMS): $(BUILD)/predict/%: $$(basename $$*).cu
 
 # --- benchmarks ---
-# Layers one by one, within a whole step: build/bench_layers [B T [steps]].
+# Layers one by one, within a whole step: build/bench_layers --help.
 $(BUILD)/bench_layers: $(if $(filter cpu,$(DEVICE)),dev/kernels/cpu/bench_layers.c,dev/kernels/cuda/bench_layers.cu)
 # Collectives, how fast they are and whether they are right: for mpirun, on whatever ranks have.
 $(BUILD)/comm_bench: dev/kernels/comm/comm_bench.cu
-# The kernels that compress gradients, next to a copy: build/bench_compress [ELEMENTS [REPETITIONS]].
+# The kernels that compress gradients, next to a copy: build/bench_compress --help.
 $(BUILD)/bench_compress: dev/kernels/bench_compress.cu
 DEVICE_BUILDS += $(addprefix $(BUILD)/,bench_layers comm_bench bench_compress)
 WITH_MPI += $(BUILD)/comm_bench

@@ -19,8 +19,6 @@ products was repeated.
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdarg>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <cublasLt.h>
@@ -47,11 +45,9 @@ struct Problem { Operation o; Layout a, b, c, d; uint64_t m, n, k; };
 struct Refusal { cublasStatus_t status; char why[256]; };
 const Refusal accepted = {CUBLAS_STATUS_SUCCESS, ""};
 __attribute__((format(printf, 2, 3))) Refusal refuse(cublasStatus_t status, const char* format, ...) {
+    FORMATTED(why, sizeof Refusal::why, format);
     Refusal r = {status, ""};
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(r.why, sizeof r.why, format, arguments);
-    va_end(arguments);
+    memcpy(r.why, why, sizeof why);
     return r;
 }
 cublasStatus_t answer(const char* call, const Refusal& r) { // says why
@@ -385,30 +381,21 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDa
                                           int64_t ld) {
     return create(layout, Layout{type, rows, cols, ld, CUBLASLT_ORDER_COL, 1});
 }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
-                                                const void* value, size_t size) {
-    return answer(__func__, set_field(layout_fields, layout, attribute, value, size));
-}
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t compute, cudaDataType_t scale) {
     return create(operation, Operation{compute, scale, CUBLASLT_POINTER_MODE_HOST, CUBLAS_OP_N, CUBLAS_OP_N, CUBLAS_OP_N,
                                        CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0, -1, -1, 0});
 }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
-                                              const void* value, size_t size) {
-    return answer(__func__, set_field(operation_fields, operation, attribute, value, size));
-}
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
     return create(preference, Preference{0, 256, 256, 256, 256, CUBLASLT_REDUCTION_SCHEME_MASK});
 }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute,
-                                                    const void* value, size_t size) {
-    return answer(__func__, set_field(preference_fields, preference, attribute, value, size));
-}
-#define DESTROYS(function, type) cublasStatus_t function(type object) { delete object; return CUBLAS_STATUS_SUCCESS; }
-DESTROYS(cublasLtMatrixLayoutDestroy, cublasLtMatrixLayout_t)
-DESTROYS(cublasLtMatmulDescDestroy, cublasLtMatmulDesc_t)
-DESTROYS(cublasLtMatmulPreferenceDestroy, cublasLtMatmulPreference_t)
+#define SETS_AND_DESTROYS(descriptor, attributes, fields) \
+    cublasStatus_t descriptor##SetAttribute(descriptor##_t object, attributes name, const void* value, size_t size) { \
+        return answer(__func__, set_field(fields, object, name, value, size)); \
+    } \
+    cublasStatus_t descriptor##Destroy(descriptor##_t object) { delete object; return CUBLAS_STATUS_SUCCESS; }
+SETS_AND_DESTROYS(cublasLtMatrixLayout, cublasLtMatrixLayoutAttribute_t, layout_fields)
+SETS_AND_DESTROYS(cublasLtMatmulDesc, cublasLtMatmulDescAttributes_t, operation_fields)
+SETS_AND_DESTROYS(cublasLtMatmulPreference, cublasLtMatmulPreferenceAttributes_t, preference_fields)
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,

@@ -15,8 +15,6 @@ so that what reads it too early gets NaN. A plan's workspace is overwritten.
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdarg>
-#include <cstdio>
 #include <cstring>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -59,11 +57,8 @@ struct Graph {
 // ---- errors ----
 thread_local char last_error[512];
 __attribute__((format(printf, 2, 3))) cudnnStatus_t refuse(cudnnStatus_t status, const char* format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    int n = snprintf(last_error, sizeof last_error, "Reason: ");
-    vsnprintf(last_error + n, sizeof last_error - (size_t)n, format, arguments);
-    va_end(arguments);
+    FORMATTED(why, 500, format);
+    snprintf(last_error, sizeof last_error, "Reason: %s", why);
     return status;
 }
 #define REFUSE_UNLESS(cond, status, ...) do { if (!(cond)) return refuse(CUDNN_STATUS_##status, __VA_ARGS__); } while (0)
@@ -81,51 +76,6 @@ struct Descriptor {
 };
 std::set<Descriptor*> alive;
 
-// What may be set: how many values of which type. of_kind: the kind that descriptors must have, or NO_DESCRIPTOR.
-struct Attribute { int name; cudnnBackendAttributeType_t type; int64_t most; int of_kind; };
-const int NO_DESCRIPTOR = -1, ANY_OPERATION = -2;
-#define DESCRIPTOR_VALUE(name, most, kind) \
-    { CUDNN_ATTR_##name, CUDNN_TYPE_BACKEND_DESCRIPTOR, most, CUDNN_BACKEND_##kind##_DESCRIPTOR }
-#define PLAIN_VALUE(name, type, most) { CUDNN_ATTR_##name, CUDNN_TYPE_##type, most, NO_DESCRIPTOR }
-const std::map<int, std::vector<Attribute>> attributes = {
-    { CUDNN_BACKEND_TENSOR_DESCRIPTOR, {
-        PLAIN_VALUE(TENSOR_UNIQUE_ID, INT64, 1), PLAIN_VALUE(TENSOR_DATA_TYPE, DATA_TYPE, 1),
-        PLAIN_VALUE(TENSOR_DIMENSIONS, INT64, 8), PLAIN_VALUE(TENSOR_STRIDES, INT64, 8),
-        PLAIN_VALUE(TENSOR_BYTE_ALIGNMENT, INT64, 1),
-        PLAIN_VALUE(TENSOR_IS_VIRTUAL, BOOLEAN, 1), PLAIN_VALUE(TENSOR_IS_BY_VALUE, BOOLEAN, 1) } },
-    { CUDNN_BACKEND_MATMUL_DESCRIPTOR, { PLAIN_VALUE(MATMUL_COMP_TYPE, DATA_TYPE, 1) } },
-    { CUDNN_BACKEND_POINTWISE_DESCRIPTOR, {
-        PLAIN_VALUE(POINTWISE_MODE, POINTWISE_MODE, 1), PLAIN_VALUE(POINTWISE_MATH_PREC, DATA_TYPE, 1),
-        PLAIN_VALUE(POINTWISE_AXIS, INT64, 1) } },
-    { CUDNN_BACKEND_REDUCTION_DESCRIPTOR, {
-        PLAIN_VALUE(REDUCTION_OPERATOR, REDUCTION_OPERATOR_TYPE, 1), PLAIN_VALUE(REDUCTION_COMP_TYPE, DATA_TYPE, 1) } },
-    { CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, {
-        DESCRIPTOR_VALUE(OPERATION_MATMUL_ADESC, 1, TENSOR), DESCRIPTOR_VALUE(OPERATION_MATMUL_BDESC, 1, TENSOR),
-        DESCRIPTOR_VALUE(OPERATION_MATMUL_CDESC, 1, TENSOR), DESCRIPTOR_VALUE(OPERATION_MATMUL_DESC, 1, MATMUL) } },
-    { CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, {
-        DESCRIPTOR_VALUE(OPERATION_POINTWISE_XDESC, 1, TENSOR), DESCRIPTOR_VALUE(OPERATION_POINTWISE_BDESC, 1, TENSOR),
-        DESCRIPTOR_VALUE(OPERATION_POINTWISE_TDESC, 1, TENSOR), DESCRIPTOR_VALUE(OPERATION_POINTWISE_YDESC, 1, TENSOR),
-        DESCRIPTOR_VALUE(OPERATION_POINTWISE_PW_DESCRIPTOR, 1, POINTWISE) } },
-    { CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, {
-        DESCRIPTOR_VALUE(OPERATION_REDUCTION_XDESC, 1, TENSOR), DESCRIPTOR_VALUE(OPERATION_REDUCTION_YDESC, 1, TENSOR),
-        DESCRIPTOR_VALUE(OPERATION_REDUCTION_DESC, 1, REDUCTION) } },
-    { CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, {
-        DESCRIPTOR_VALUE(OPERATION_RESHAPE_XDESC, 1, TENSOR), DESCRIPTOR_VALUE(OPERATION_RESHAPE_YDESC, 1, TENSOR) } },
-    { CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, {
-        { CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1000, ANY_OPERATION },
-        PLAIN_VALUE(OPERATIONGRAPH_HANDLE, HANDLE, 1) } },
-    { CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, {
-        DESCRIPTOR_VALUE(ENGINEHEUR_OPERATION_GRAPH, 1, OPERATIONGRAPH), PLAIN_VALUE(ENGINEHEUR_MODE, HEUR_MODE, 1),
-        DESCRIPTOR_VALUE(ENGINEHEUR_RESULTS, 100, ENGINECFG) } },
-    { CUDNN_BACKEND_ENGINE_DESCRIPTOR, { PLAIN_VALUE(ENGINE_GLOBAL_INDEX, INT64, 1) } },
-    { CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, { DESCRIPTOR_VALUE(ENGINECFG_ENGINE, 1, ENGINE) } },
-    { CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, {
-        PLAIN_VALUE(EXECUTION_PLAN_HANDLE, HANDLE, 1), DESCRIPTOR_VALUE(EXECUTION_PLAN_ENGINE_CONFIG, 1, ENGINECFG),
-        PLAIN_VALUE(EXECUTION_PLAN_WORKSPACE_SIZE, INT64, 1) } },
-    { CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, {
-        PLAIN_VALUE(VARIANT_PACK_UNIQUE_IDS, INT64, 1000), PLAIN_VALUE(VARIANT_PACK_DATA_POINTERS, VOID_PTR, 1000),
-        PLAIN_VALUE(VARIANT_PACK_WORKSPACE, VOID_PTR, 1) } },
-};
 size_t size_of(cudnnBackendAttributeType_t type) {
     switch (type) {
         case CUDNN_TYPE_BOOLEAN: return sizeof(bool);
@@ -137,10 +87,6 @@ size_t size_of(cudnnBackendAttributeType_t type) {
 bool is_operation(int kind) {
     return kind == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR || kind == CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR
         || kind == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR || kind == CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR;
-}
-const Attribute* find_attribute(const Descriptor* d, int name) {
-    for (const Attribute& a : attributes.at(d->kind)) if (a.name == name) return &a;
-    return nullptr;
 }
 bool has(const Descriptor* d, int name) { return d->values.count(name) > 0; }
 // The values of an attribute; none if it was not set.
@@ -191,9 +137,10 @@ bool broadcasts(const Tensor& from, const Tensor& to) {
     for (size_t i = 0; i < 4; i++) if (from.dim[i] != to.dim[i] && from.dim[i] != 1) return false;
     return true;
 }
+#define OPERAND(name) child(d, CUDNN_ATTR_OPERATION_##name)
 cudnnStatus_t finalize_matmul(Descriptor* d) {
-    Descriptor *a = child(d, CUDNN_ATTR_OPERATION_MATMUL_ADESC), *b = child(d, CUDNN_ATTR_OPERATION_MATMUL_BDESC);
-    Descriptor *c = child(d, CUDNN_ATTR_OPERATION_MATMUL_CDESC), *math = child(d, CUDNN_ATTR_OPERATION_MATMUL_DESC);
+    Descriptor *a = OPERAND(MATMUL_ADESC), *b = OPERAND(MATMUL_BDESC), *c = OPERAND(MATMUL_CDESC);
+    Descriptor* math = OPERAND(MATMUL_DESC);
     REFUSE_UNLESS(math, BAD_PARAM, "a matmul without its arithmetic");
     REFUSE_UNLESS(a && b && c, NOT_SUPPORTED, "a matmul without A, B or C");
     for (Descriptor* t : { a, b, c }) REFUSE_UNLESS(t->tensor.dim[0] > 0, NOT_SUPPORTED, "a matmul takes four dimensions");
@@ -206,9 +153,8 @@ cudnnStatus_t finalize_matmul(Descriptor* d) {
     return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t finalize_pointwise(Descriptor* d) {
-    Descriptor *x = child(d, CUDNN_ATTR_OPERATION_POINTWISE_XDESC), *b = child(d, CUDNN_ATTR_OPERATION_POINTWISE_BDESC);
-    Descriptor *mask = child(d, CUDNN_ATTR_OPERATION_POINTWISE_TDESC), *y = child(d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC);
-    Descriptor* math = child(d, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
+    Descriptor *x = OPERAND(POINTWISE_XDESC), *b = OPERAND(POINTWISE_BDESC), *mask = OPERAND(POINTWISE_TDESC);
+    Descriptor *y = OPERAND(POINTWISE_YDESC), *math = OPERAND(POINTWISE_PW_DESCRIPTOR);
     REFUSE_UNLESS(math && x && y, BAD_PARAM, "a pointwise operation without X, Y or what to do");
     int mode = one<int>(math, CUDNN_ATTR_POINTWISE_MODE, -1);
     int64_t axis = one<int64_t>(math, CUDNN_ATTR_POINTWISE_AXIS, -1);
@@ -229,8 +175,7 @@ cudnnStatus_t finalize_pointwise(Descriptor* d) {
     return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t finalize_reduction(Descriptor* d) {
-    Descriptor *math = child(d, CUDNN_ATTR_OPERATION_REDUCTION_DESC), *x = child(d, CUDNN_ATTR_OPERATION_REDUCTION_XDESC);
-    Descriptor* y = child(d, CUDNN_ATTR_OPERATION_REDUCTION_YDESC);
+    Descriptor *math = OPERAND(REDUCTION_DESC), *x = OPERAND(REDUCTION_XDESC), *y = OPERAND(REDUCTION_YDESC);
     REFUSE_UNLESS(math && x && y, BAD_PARAM, "a reduction without X, Y or what to do");
     int op = one<int>(math, CUDNN_ATTR_REDUCTION_OPERATOR, -1);
     REFUSE_UNLESS(op == CUDNN_REDUCE_TENSOR_ADD || op == CUDNN_REDUCE_TENSOR_MAX, NOT_SUPPORTED,
@@ -242,7 +187,7 @@ cudnnStatus_t finalize_reduction(Descriptor* d) {
     return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t finalize_reshape(Descriptor* d) {
-    Descriptor *x = child(d, CUDNN_ATTR_OPERATION_RESHAPE_XDESC), *y = child(d, CUDNN_ATTR_OPERATION_RESHAPE_YDESC);
+    Descriptor *x = OPERAND(RESHAPE_XDESC), *y = OPERAND(RESHAPE_YDESC);
     REFUSE_UNLESS(x && y, BAD_PARAM, "a reshape without X or Y");
     REFUSE_UNLESS(x->tensor.elements() == y->tensor.elements() && x->tensor.extent() == y->tensor.extent(), BAD_PARAM,
                   "a reshape from %ld elements to %ld", (long)x->tensor.elements(), (long)y->tensor.elements());
@@ -323,27 +268,60 @@ cudnnStatus_t finalize_pack(Descriptor* d) {
     REFUSE_UNLESS(different.size() == uids.size(), BAD_PARAM_DUPLICATED_ENTRIES, "a uid is there twice");
     return CUDNN_STATUS_SUCCESS;
 }
-cudnnStatus_t finalize_as(Descriptor* d) {
-    switch ((int)d->kind) {
-        case CUDNN_BACKEND_TENSOR_DESCRIPTOR: return finalize_tensor(d);
-        case CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR: return finalize_matmul(d);
-        case CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR: return finalize_pointwise(d);
-        case CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR: return finalize_reduction(d);
-        case CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR: return finalize_reshape(d);
-        case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR: return finalize_graph(d);
-        case CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR:
-            REFUSE_UNLESS(has(d, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH), BAD_PARAM, "heuristics without a graph");
-            REFUSE_UNLESS(has(d, CUDNN_ATTR_ENGINEHEUR_MODE), BAD_PARAM, "heuristics without a mode");
-            d->graph = child(d, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)->graph;
-            return CUDNN_STATUS_SUCCESS;
-        case CUDNN_BACKEND_ENGINE_DESCRIPTOR:
-            return refuse(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "to the emulator, engines come from heuristics");
-        case CUDNN_BACKEND_ENGINECFG_DESCRIPTOR:
-            return refuse(CUDNN_STATUS_BAD_PARAM, "to the emulator, configurations come from heuristics");
-        case CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR: return finalize_plan(d);
-        case CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR: return finalize_pack(d);
-        default: return CUDNN_STATUS_SUCCESS; // an operation's mode, which has no meaning without the operation
-    }
+cudnnStatus_t finalize_heuristics(Descriptor* d) {
+    REFUSE_UNLESS(has(d, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH), BAD_PARAM, "heuristics without a graph");
+    REFUSE_UNLESS(has(d, CUDNN_ATTR_ENGINEHEUR_MODE), BAD_PARAM, "heuristics without a mode");
+    d->graph = child(d, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)->graph;
+    return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t finalize_engine(Descriptor*) {
+    return refuse(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "to the emulator, engines come from heuristics");
+}
+cudnnStatus_t finalize_configuration(Descriptor*) {
+    return refuse(CUDNN_STATUS_BAD_PARAM, "to the emulator, configurations come from heuristics");
+}
+cudnnStatus_t finalize_mode(Descriptor*) { return CUDNN_STATUS_SUCCESS; } // it has no meaning without the operation
+
+// ---- kinds of descriptors: how they are finalised, and what may be set, which is so many values of a type ----
+struct Attribute { int name; cudnnBackendAttributeType_t type; int64_t most; int of_kind; };
+struct Kind { cudnnStatus_t (*finalize)(Descriptor*); std::vector<Attribute> attributes; };
+const int NO_DESCRIPTOR = -1, ANY_OPERATION = -2; // instead of the kind that descriptors must have
+#define KIND(name, finalize, ...) { CUDNN_BACKEND_##name##_DESCRIPTOR, { finalize, { __VA_ARGS__ } } }
+#define CHILDREN(name, kind, most) { CUDNN_ATTR_##name, CUDNN_TYPE_BACKEND_DESCRIPTOR, most, kind }
+#define CHILD(name, kind) CHILDREN(name, CUDNN_BACKEND_##kind##_DESCRIPTOR, 1)
+#define OF(name, kind) CHILD(OPERATION_##name, kind)
+#define VALUES(name, type, most) { CUDNN_ATTR_##name, CUDNN_TYPE_##type, most, NO_DESCRIPTOR }
+#define VALUE(name, type) VALUES(name, type, 1)
+const std::map<int, Kind> kinds = {
+    KIND(TENSOR, finalize_tensor, VALUE(TENSOR_UNIQUE_ID, INT64), VALUE(TENSOR_DATA_TYPE, DATA_TYPE),
+         VALUES(TENSOR_DIMENSIONS, INT64, 8), VALUES(TENSOR_STRIDES, INT64, 8), VALUE(TENSOR_BYTE_ALIGNMENT, INT64),
+         VALUE(TENSOR_IS_VIRTUAL, BOOLEAN), VALUE(TENSOR_IS_BY_VALUE, BOOLEAN)),
+    KIND(MATMUL, finalize_mode, VALUE(MATMUL_COMP_TYPE, DATA_TYPE)),
+    KIND(POINTWISE, finalize_mode, VALUE(POINTWISE_MODE, POINTWISE_MODE), VALUE(POINTWISE_MATH_PREC, DATA_TYPE),
+         VALUE(POINTWISE_AXIS, INT64)),
+    KIND(REDUCTION, finalize_mode, VALUE(REDUCTION_OPERATOR, REDUCTION_OPERATOR_TYPE),
+         VALUE(REDUCTION_COMP_TYPE, DATA_TYPE)),
+    KIND(OPERATION_MATMUL, finalize_matmul, OF(MATMUL_ADESC, TENSOR), OF(MATMUL_BDESC, TENSOR),
+         OF(MATMUL_CDESC, TENSOR), OF(MATMUL_DESC, MATMUL)),
+    KIND(OPERATION_POINTWISE, finalize_pointwise, OF(POINTWISE_XDESC, TENSOR), OF(POINTWISE_BDESC, TENSOR),
+         OF(POINTWISE_TDESC, TENSOR), OF(POINTWISE_YDESC, TENSOR), OF(POINTWISE_PW_DESCRIPTOR, POINTWISE)),
+    KIND(OPERATION_REDUCTION, finalize_reduction, OF(REDUCTION_XDESC, TENSOR), OF(REDUCTION_YDESC, TENSOR),
+         OF(REDUCTION_DESC, REDUCTION)),
+    KIND(OPERATION_RESHAPE, finalize_reshape, OF(RESHAPE_XDESC, TENSOR), OF(RESHAPE_YDESC, TENSOR)),
+    KIND(OPERATIONGRAPH, finalize_graph, CHILDREN(OPERATIONGRAPH_OPS, ANY_OPERATION, 1000),
+         VALUE(OPERATIONGRAPH_HANDLE, HANDLE)),
+    KIND(ENGINEHEUR, finalize_heuristics, CHILD(ENGINEHEUR_OPERATION_GRAPH, OPERATIONGRAPH),
+         VALUE(ENGINEHEUR_MODE, HEUR_MODE), CHILDREN(ENGINEHEUR_RESULTS, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, 100)),
+    KIND(ENGINE, finalize_engine, VALUE(ENGINE_GLOBAL_INDEX, INT64)),
+    KIND(ENGINECFG, finalize_configuration, CHILD(ENGINECFG_ENGINE, ENGINE)),
+    KIND(EXECUTION_PLAN, finalize_plan, VALUE(EXECUTION_PLAN_HANDLE, HANDLE),
+         CHILD(EXECUTION_PLAN_ENGINE_CONFIG, ENGINECFG), VALUE(EXECUTION_PLAN_WORKSPACE_SIZE, INT64)),
+    KIND(VARIANT_PACK, finalize_pack, VALUES(VARIANT_PACK_UNIQUE_IDS, INT64, 1000),
+         VALUES(VARIANT_PACK_DATA_POINTERS, VOID_PTR, 1000), VALUE(VARIANT_PACK_WORKSPACE, VOID_PTR)),
+};
+const Attribute* find_attribute(const Descriptor* d, int name) {
+    for (const Attribute& a : kinds.at(d->kind).attributes) if (a.name == name) return &a;
+    return nullptr;
 }
 
 // ---- running a graph ----
@@ -537,7 +515,7 @@ cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
     return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t kind, cudnnBackendDescriptor_t* descriptor) {
-    REFUSE_UNLESS(attributes.count(kind), INTERNAL_ERROR_HOST_ALLOCATION_FAILED,
+    REFUSE_UNLESS(kinds.count(kind), INTERNAL_ERROR_HOST_ALLOCATION_FAILED,
                   "descriptors of kind %d are not known to the emulator", (int)kind);
     Descriptor* d = new Descriptor{ kind, false, {}, {}, {}, {} };
     alive.insert(d);
@@ -576,7 +554,7 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
     Descriptor* d = (Descriptor*)descriptor;
     REFUSE_UNLESS(d, BAD_PARAM_NULL_POINTER, "there is no descriptor");
     REFUSE_UNLESS(alive.count(d) && !d->finalized, BAD_PARAM, "the descriptor was finalised or destroyed");
-    PASS(finalize_as(d));
+    PASS(kinds.at(d->kind).finalize(d));
     d->finalized = true;
     return CUDNN_STATUS_SUCCESS;
 }

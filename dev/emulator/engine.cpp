@@ -17,32 +17,6 @@ Read in this order: run, run_blocks, run_block, then wait (a thread waits) and o
 #include <unistd.h>
 #include <vector>
 
-// --- the sanitizers' interfaces (sanitizer/common_interface_defs.h, tsan_interface.h) ---
-extern "C" {
-#ifdef EMULATOR_TSAN
-void* __tsan_get_current_fiber(void);
-void* __tsan_create_fiber(unsigned flags);
-void __tsan_switch_to_fiber(void* fiber, unsigned flags); // flag 1: the switch itself orders nothing
-void __tsan_set_fiber_name(void* fiber, const char* name);
-void __tsan_acquire(void* address);
-void __tsan_release(void* address);
-#else
-static void* __tsan_get_current_fiber(void) { return nullptr; }
-static void* __tsan_create_fiber(unsigned) { return nullptr; }
-static void __tsan_switch_to_fiber(void*, unsigned) {}
-static void __tsan_set_fiber_name(void*, const char*) {}
-static void __tsan_acquire(void*) {}
-static void __tsan_release(void*) {}
-#endif
-#ifdef EMULATOR_ASAN
-void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t size);
-void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom_old, size_t* size_old);
-#else
-static void __sanitizer_start_switch_fiber(void**, const void*, size_t) {}
-static void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) {}
-#endif
-}
-
 namespace emulator {
 constexpr unsigned MAX_THREADS = 1024, MAX_WORKERS = 64, MAX_SHARED_VARIABLES = 64;
 constexpr size_t STACK_BYTES = 256 << 10;

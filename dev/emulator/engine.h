@@ -12,26 +12,33 @@
 #include <memory>
 #include <vector>
 
+// --- the sanitizers (sanitizer/common_interface_defs.h, tsan_interface.h), which do nothing in other builds ---
+#define REAL(result, name, ...) extern "C" result name(__VA_ARGS__);
+#define NOTHING(result, name, ...) [[maybe_unused]] static inline result name(__VA_ARGS__) { return (result)0; }
 #ifdef EMULATOR_TSAN
-extern "C" {
-void AnnotateIgnoreReadsBegin(const char* file, int line);
-void AnnotateIgnoreReadsEnd(const char* file, int line);
-void AnnotateIgnoreWritesBegin(const char* file, int line);
-void AnnotateIgnoreWritesEnd(const char* file, int line);
-}
+#define OF_TSAN REAL
 #else
-static inline void AnnotateIgnoreReadsBegin(const char*, int) {}
-static inline void AnnotateIgnoreReadsEnd(const char*, int) {}
-static inline void AnnotateIgnoreWritesBegin(const char*, int) {}
-static inline void AnnotateIgnoreWritesEnd(const char*, int) {}
+#define OF_TSAN NOTHING
 #endif
 #ifdef EMULATOR_ASAN
-extern "C" void __asan_poison_memory_region(const volatile void* address, size_t size);
-extern "C" void __asan_unpoison_memory_region(const volatile void* address, size_t size);
+#define OF_ASAN REAL
 #else
-static inline void __asan_poison_memory_region(const volatile void*, size_t) {}
-static inline void __asan_unpoison_memory_region(const volatile void*, size_t) {}
+#define OF_ASAN NOTHING
 #endif
+OF_TSAN(void*, __tsan_get_current_fiber)
+OF_TSAN(void*, __tsan_create_fiber, unsigned)
+OF_TSAN(void, __tsan_switch_to_fiber, void*, unsigned) // flag 1: the switch itself orders nothing
+OF_TSAN(void, __tsan_set_fiber_name, void*, const char*)
+OF_TSAN(void, __tsan_acquire, void*)
+OF_TSAN(void, __tsan_release, void*)
+OF_TSAN(void, AnnotateIgnoreReadsBegin, const char*, int)
+OF_TSAN(void, AnnotateIgnoreReadsEnd, const char*, int)
+OF_TSAN(void, AnnotateIgnoreWritesBegin, const char*, int)
+OF_TSAN(void, AnnotateIgnoreWritesEnd, const char*, int)
+OF_ASAN(void, __sanitizer_start_switch_fiber, void**, const void*, size_t)
+OF_ASAN(void, __sanitizer_finish_switch_fiber, void*, const void**, size_t*)
+OF_ASAN(void, __asan_poison_memory_region, const volatile void*, size_t)
+OF_ASAN(void, __asan_unpoison_memory_region, const volatile void*, size_t)
 
 namespace emulator {
 // While one exists, ThreadSanitizer ignores what this CUDA thread does: for our own lists that several threads use. (The engine

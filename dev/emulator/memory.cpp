@@ -102,7 +102,7 @@ static cudaError_t allocate_on_device(Call& call, void** p, size_t bytes) {
     *p = memory;
     return cudaSuccess;
 }
-static cudaError_t allocate(Call& call, Where where, void** p, size_t bytes) {
+static cudaError_t allocate(Call&& call, Where where, void** p, size_t bytes) {
     if (call.error) return call.error;
     if (!p) return call.fail(cudaErrorInvalidValue, "the pointer to the result is NULL");
     *p = nullptr;
@@ -129,10 +129,7 @@ static cudaError_t forget(Call& call, Blocks& blocks, const void* p, const char*
 
 using namespace emulator;
 extern "C" {
-cudaError_t cudaMalloc(void** p, size_t bytes) {
-    Call call;
-    return allocate(call, Where::DEVICE, p, bytes);
-}
+cudaError_t cudaMalloc(void** p, size_t bytes) { return allocate(Call(), Where::DEVICE, p, bytes); }
 cudaError_t cudaFree(void* p) {
     Call call;
     size_t bytes;
@@ -148,10 +145,7 @@ cudaError_t cudaFree(void* p) {
     }
     return cudaSuccess;
 }
-cudaError_t cudaMallocHost(void** p, size_t bytes) {
-    Call call;
-    return allocate(call, Where::PINNED, p, bytes);
-}
+cudaError_t cudaMallocHost(void** p, size_t bytes) { return allocate(Call(), Where::PINNED, p, bytes); }
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) { return cudaMallocHost(p, bytes); }
 cudaError_t cudaFreeHost(void* p) {
     Call call;

@@ -20,8 +20,6 @@ Sums go round a ring, beginning at another rank for each part, and are rounded a
 #include "runtime.h"
 #include <algorithm>
 #include <chrono>
-#include <cstdarg>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <cuda_bf16.h>
@@ -104,19 +102,14 @@ struct AtExit {
 } at_exit; // it comes after comms, so it is destroyed before
 
 __attribute__((format(printf, 3, 4))) ncclResult_t refuse(ncclResult_t result, const char* call, const char* format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(last_error, sizeof last_error, format, arguments);
-    va_end(arguments);
-    emulator::explain(call, "%s", last_error);
+    FORMATTED(why, sizeof last_error, format);
+    memcpy(last_error, why, sizeof why);
+    emulator::explain(call, "%s", why);
     return result;
 }
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fatal(const char* format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    fprintf(stderr, "cuda emulator: NCCL: ");
-    vfprintf(stderr, format, arguments);
-    fprintf(stderr, "\n");
+    FORMATTED(what, 1024, format);
+    emulator::explain("NCCL", "%s", what);
     _exit(1);
 }
 
@@ -310,15 +303,10 @@ void check_alike(const Task& t, const Header& own, const Header& other, int q) {
           own.type, own.root, q, other.kind, there, other.type, other.root);
 }
 Header header_of(const Task& t) {
-    Header h = {};
-    snprintf(h.kind, sizeof h.kind, "%s", t.kind + strlen("nccl"));
-    h.count = t.count;
-    h.type = t.type;
-    h.op = t.op;
-    h.root = t.peer;
     // what others write to, and what they read: a gather's whole, a reduction's inputs
     bool gathers = !strcmp(t.kind, "ncclAllGather") || !strcmp(t.kind, "ncclBroadcast");
-    h.place = place_in_window(t.comm, gathers ? t.recv : t.send);
+    Header h = {"", t.count, t.type, t.op, t.peer, place_in_window(t.comm, gathers ? t.recv : t.send)};
+    snprintf(h.kind, sizeof h.kind, "%s", t.kind + strlen("nccl"));
     return h;
 }
 void complete_collective(const Task& t, const Header& header, uint64_t number) {
@@ -584,16 +572,10 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
     *state = comm->state;
     return ncclSuccess;
 }
-ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
-    PASS(check_comm("ncclCommUserRank", comm, true));
-    *rank = comm->rank;
-    return ncclSuccess;
-}
-ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
-    PASS(check_comm("ncclCommCount", comm, true));
-    *count = comm->ranks;
-    return ncclSuccess;
-}
+#define ASKS(call, member) ncclResult_t call(const ncclComm_t comm, int* answer) { \
+        PASS(check_comm(#call, comm, true)); *answer = comm->member; return ncclSuccess; }
+ASKS(ncclCommUserRank, rank)
+ASKS(ncclCommCount, ranks)
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     PASS(check_comm("ncclCommFinalize", comm, true));
     if (comm->blocking) return ncclSuccess;

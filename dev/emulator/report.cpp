@@ -4,7 +4,6 @@
 #include "runtime.h"
 #include <atomic>
 #include <csignal>
-#include <cstdarg>
 #include <cstdlib>
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -28,11 +27,8 @@ void print_message(const Thread* t, const char* place, const char* what) {
     fprintf(stderr, "cuda emulator: %s%s, %s: %s\n", t ? t->kernel : "host code", where, place, what);
 }
 void fail(const Thread* t, Site site, const char* format, ...) {
-    char what[1024], place[512];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(what, sizeof what, format, arguments);
-    va_end(arguments);
+    FORMATTED(what, 1024, format);
+    char place[512];
     snprintf(place, sizeof place, "%s:%d", site.file, site.line);
     print_message(t, place, what);
     _exit(1);

@@ -2,8 +2,6 @@
 // imitate other machines: no device, no driver, an older driver.
 #include "engine.h"
 #include "runtime.h"
-#include <cstdarg>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -23,38 +21,31 @@ bool is_profiled(void) {
     Call call;
     return profiled;
 }
+static cudaError_t set_profiled(Call&& call, bool value) {
+    if (!call.error) profiled = value;
+    return call.error;
+}
 
 // --- errors ---
 cudaError_t remember(cudaError_t error) {
     if (error) last_error = error;
     return error;
 }
-static void explain_list(const char* call, const char* format, va_list arguments) {
-    char what[512];
-    vsnprintf(what, sizeof what, format, arguments);
-    fprintf(stderr, "cuda emulator: %s: %s\n", call, what);
-}
 void explain(const char* call, const char* format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    explain_list(call, format, arguments);
-    va_end(arguments);
+    FORMATTED(what, 512, format);
+    fprintf(stderr, "cuda emulator: %s: %s\n", call, what);
 }
 void append_to(const char* setting, const char* format, ...) {
     const char* path = getenv(setting);
     FILE* file = path && *path ? fopen(path, "a") : nullptr;
     if (!file) return;
-    va_list arguments;
-    va_start(arguments, format);
-    vfprintf(file, format, arguments);
-    va_end(arguments);
+    FORMATTED(line, 512, format);
+    fputs(line, file);
     fclose(file);
 }
 cudaError_t Call::fail(cudaError_t code, const char* format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    explain_list(name, format, arguments);
-    va_end(arguments);
+    FORMATTED(what, 512, format);
+    explain(name, "%s", what);
     return remember(code);
 }
 static int driver_version(void) {
@@ -121,10 +112,13 @@ static cudaError_t check_copy(Call& call, const Side& dst, const Side& src, cuda
 }
 // Pinned memory is read or written when the stream gets there; until then a destination holds 0xff. An ordinary source is copied
 // at once; for an ordinary destination the caller waits. `blocking`: cudaMemcpy, which also waits for pinned memory.
-static cudaError_t copy(Call& call, void* dst_p, size_t to_apart, const void* src_p, size_t from_apart, Shape shape, cudaMemcpyKind kind,
-                        cudaStream_t stream, bool blocking) {
+static cudaError_t copy(Call&& call, void* dst_p, size_t to_apart, const void* src_p, size_t from_apart, Shape shape,
+                        cudaMemcpyKind kind, cudaStream_t stream, bool blocking) {
     CUstream_st* s = stream_for_work(call, stream);
     if (!s) return call.error;
+    if (shape.bytes > to_apart || shape.bytes > from_apart)
+        return call.fail(cudaErrorInvalidPitchValue, "rows of %zu bytes begin %zu and %zu bytes apart", shape.bytes,
+                         to_apart, from_apart);
     if (!shape.bytes || !shape.rows) return cudaSuccess;
     char* to = (char*)dst_p;
     const char* from = (const char*)src_p;
@@ -145,7 +139,7 @@ static cudaError_t copy(Call& call, void* dst_p, size_t to_apart, const void* sr
     Position done = push(s, call.name, [=] { copy_rows(to, to_apart, from, from_apart, shape); });
     return ordinary || (blocking && !device_only) ? wait_for(call, done) : cudaSuccess;
 }
-static cudaError_t fill(Call& call, void* p, int value, size_t bytes, cudaStream_t stream) {
+static cudaError_t fill(Call&& call, void* p, int value, size_t bytes, cudaStream_t stream) {
     CUstream_st* s = stream_for_work(call, stream);
     if (!s) return call.error;
     if (!bytes) return cudaSuccess;
@@ -233,39 +227,22 @@ const char* cudaGetErrorString(cudaError_t error) {
 }
 
 cudaError_t cudaMemcpy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind) {
-    Call call;
-    return copy(call, dst, bytes, src, bytes, {bytes, 1}, kind, nullptr, true);
+    return copy(Call(), dst, bytes, src, bytes, {bytes, 1}, kind, nullptr, true);
 }
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-    Call call;
-    return copy(call, dst, bytes, src, bytes, {bytes, 1}, kind, stream, false);
+    return copy(Call(), dst, bytes, src, bytes, {bytes, 1}, kind, stream, false);
 }
 cudaError_t cudaMemcpy2DAsync(void* dst, size_t dst_apart, const void* src, size_t src_apart, size_t bytes, size_t rows,
                               cudaMemcpyKind kind, cudaStream_t stream) {
-    Call call;
-    if (bytes > dst_apart || bytes > src_apart)
-        return call.fail(cudaErrorInvalidPitchValue, "rows of %zu bytes begin %zu and %zu bytes apart", bytes, dst_apart, src_apart);
-    return copy(call, dst, dst_apart, src, src_apart, {bytes, rows}, kind, stream, false);
+    return copy(Call(), dst, dst_apart, src, src_apart, {bytes, rows}, kind, stream, false);
 }
-cudaError_t cudaMemset(void* p, int value, size_t bytes) {
-    Call call;
-    return fill(call, p, value, bytes, nullptr);
-}
+cudaError_t cudaMemset(void* p, int value, size_t bytes) { return fill(Call(), p, value, bytes, nullptr); }
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
-    Call call;
-    return fill(call, p, value, bytes, stream);
+    return fill(Call(), p, value, bytes, stream);
 }
 
-cudaError_t cudaProfilerStart(void) {
-    CALL;
-    profiled = true;
-    return cudaSuccess;
-}
-cudaError_t cudaProfilerStop(void) {
-    CALL;
-    profiled = false;
-    return cudaSuccess;
-}
+cudaError_t cudaProfilerStart(void) { return set_profiled(Call(), true); }
+cudaError_t cudaProfilerStop(void) { return set_profiled(Call(), false); }
 
 cudaError_t cudaDriverGetVersion(int* version) { // 0: there is no driver
     *version = driver_version();
@@ -298,28 +275,22 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     return *value >= 0 ? cudaSuccess : call.fail(cudaErrorInvalidValue, "attribute %d is not emulated", (int)attribute);
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-    size_t available;
-    if (cudaError_t error = cudaMemGetInfo(&available, &properties->totalGlobalMem)) return error;
+    size_t available, total;
+    if (cudaError_t error = cudaMemGetInfo(&available, &total)) return error;
     Call call;
     if (cudaError_t error = check_device(call, device)) return error;
-    size_t total = properties->totalGlobalMem;
     *properties = cudaDeviceProp{};
     snprintf(properties->name, sizeof properties->name, "CUDA emulator");
     properties->totalGlobalMem = total;
-    properties->major = attribute_of_device(cudaDevAttrComputeCapabilityMajor);
-    properties->minor = attribute_of_device(cudaDevAttrComputeCapabilityMinor);
-    properties->multiProcessorCount = attribute_of_device(cudaDevAttrMultiProcessorCount);
-    properties->warpSize = attribute_of_device(cudaDevAttrWarpSize);
-    properties->maxThreadsPerBlock = attribute_of_device(cudaDevAttrMaxThreadsPerBlock);
-    properties->maxThreadsPerMultiProcessor = attribute_of_device(cudaDevAttrMaxThreadsPerMultiProcessor);
-    properties->sharedMemPerBlock = (size_t)attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlock);
-    properties->sharedMemPerBlockOptin = (size_t)attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    properties->sharedMemPerMultiprocessor = (size_t)attribute_of_device(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-    properties->regsPerBlock = attribute_of_device(cudaDevAttrMaxRegistersPerBlock);
-    properties->l2CacheSize = attribute_of_device(cudaDevAttrL2CacheSize);
-    properties->memoryBusWidth = attribute_of_device(cudaDevAttrGlobalMemoryBusWidth);
+#define PROPERTY(field, name) properties->field = (decltype(properties->field))attribute_of_device(cudaDevAttr##name);
+    PROPERTY(major, ComputeCapabilityMajor) PROPERTY(minor, ComputeCapabilityMinor)
+    PROPERTY(multiProcessorCount, MultiProcessorCount) PROPERTY(warpSize, WarpSize)
+    PROPERTY(maxThreadsPerBlock, MaxThreadsPerBlock) PROPERTY(maxThreadsPerMultiProcessor, MaxThreadsPerMultiProcessor)
+    PROPERTY(sharedMemPerBlock, MaxSharedMemoryPerBlock) PROPERTY(sharedMemPerBlockOptin, MaxSharedMemoryPerBlockOptin)
+    PROPERTY(sharedMemPerMultiprocessor, MaxSharedMemoryPerMultiprocessor) PROPERTY(regsPerBlock, MaxRegistersPerBlock)
+    PROPERTY(l2CacheSize, L2CacheSize) PROPERTY(memoryBusWidth, GlobalMemoryBusWidth)
+    PROPERTY(unifiedAddressing, UnifiedAddressing) PROPERTY(concurrentKernels, ConcurrentKernels)
     properties->uuid.bytes[0] = (char)(1 + device); // all processes see the same GPUs
-    properties->unifiedAddressing = properties->concurrentKernels = 1;
     return cudaSuccess;
 }
 }

@@ -8,11 +8,21 @@ memory is closed, because the function may wait for other threads.
 */
 #ifndef CUDA_EMULATOR_RUNTIME_H
 #define CUDA_EMULATOR_RUNTIME_H
+#include <cstdarg>
 #include <cstdint>
+#include <cstdio>
 #include <cuda_runtime.h>
 #include <functional>
 #include <map>
 #include <mutex>
+
+// In a function that takes (..., format, ...): declares the text that they make, cut off at `size`.
+#define FORMATTED(text, size, format) \
+    char text[size]; \
+    va_list arguments_; \
+    va_start(arguments_, format); \
+    vsnprintf(text, size, format, arguments_); \
+    va_end(arguments_)
 
 namespace emulator {
 int capability(void);         // of the GPU, 90 or 75

@@ -7,10 +7,7 @@ same code with `bug` false. The line that must be named ends in "BUG" and the ke
 */
 #include <algorithm>
 #include <cuda_pipeline.h>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <vector>
+#include "selftest.h"
 
 #define N 1000 // elements; a grid of 4 blocks of 256 threads has a few too many
 constexpr int THREADS = 256, BLOCKS = 4;
@@ -169,32 +166,32 @@ __device__ void expect_at(bool right, const char* what, int line) {
     printf("selftest.cu:%d: lane %d: %s is wrong\n", line, threadIdx.x % 32, what);
     exit(1);
 }
-#define expect(condition) expect_at(condition, #condition, __LINE__)
+#define right(condition) expect_at(condition, #condition, __LINE__)
 
 __global__ void warp_functions() {
     int lane = threadIdx.x % 32;
     unsigned all = ~0u;
-    expect(__shfl_sync(all, lane, 5) == 5);
-    expect(__shfl_sync(all, lane, 3, 8) == lane / 8 * 8 + 3);
-    expect(__shfl_xor_sync(all, lane, 9) == (lane ^ 9));
-    expect(__shfl_xor_sync(all, lane, 8, 8) == (lane & 8 ? lane ^ 8 : lane));
-    expect(__shfl_down_sync(all, lane, 4u) == (lane < 28 ? lane + 4 : lane));
-    expect(__shfl_up_sync(all, lane, 4u, 16) == (lane % 16 < 4 ? lane : lane - 4));
-    expect(__shfl_sync(all, 1.5 * lane, 31) == 46.5);
-    expect(__bfloat162float(__shfl_xor_sync(all, __float2bfloat16((float)lane), 1)) == (float)(lane ^ 1));
-    expect(__ballot_sync(all, lane < 3) == 7u);
-    expect(__any_sync(all, lane == 31) && !__any_sync(all, lane == 32));
-    expect(__all_sync(all, lane < 32) && !__all_sync(all, lane < 31));
-    expect(__reduce_add_sync(all, lane) == 496);
-    expect(__reduce_max_sync(all, lane - 40) == -9 && __reduce_min_sync(all, lane - 40) == -40);
-    expect(__reduce_max_sync(all, (unsigned)lane) == 31u && __reduce_xor_sync(all, 1u << lane) == all);
-    expect(__reduce_and_sync(all, lane | 32u) == 32u && __reduce_or_sync(all, 1u << lane) == all);
-    expect(__match_any_sync(all, lane % 2) == (lane % 2 ? 0xaaaaaaaau : 0x55555555u));
+    right(__shfl_sync(all, lane, 5) == 5);
+    right(__shfl_sync(all, lane, 3, 8) == lane / 8 * 8 + 3);
+    right(__shfl_xor_sync(all, lane, 9) == (lane ^ 9));
+    right(__shfl_xor_sync(all, lane, 8, 8) == (lane & 8 ? lane ^ 8 : lane));
+    right(__shfl_down_sync(all, lane, 4u) == (lane < 28 ? lane + 4 : lane));
+    right(__shfl_up_sync(all, lane, 4u, 16) == (lane % 16 < 4 ? lane : lane - 4));
+    right(__shfl_sync(all, 1.5 * lane, 31) == 46.5);
+    right(__bfloat162float(__shfl_xor_sync(all, __float2bfloat16((float)lane), 1)) == (float)(lane ^ 1));
+    right(__ballot_sync(all, lane < 3) == 7u);
+    right(__any_sync(all, lane == 31) && !__any_sync(all, lane == 32));
+    right(__all_sync(all, lane < 32) && !__all_sync(all, lane < 31));
+    right(__reduce_add_sync(all, lane) == 496);
+    right(__reduce_max_sync(all, lane - 40) == -9 && __reduce_min_sync(all, lane - 40) == -40);
+    right(__reduce_max_sync(all, (unsigned)lane) == 31u && __reduce_xor_sync(all, 1u << lane) == all);
+    right(__reduce_and_sync(all, lane | 32u) == 32u && __reduce_or_sync(all, 1u << lane) == all);
+    right(__match_any_sync(all, lane % 2) == (lane % 2 ? 0xaaaaaaaau : 0x55555555u));
     if (lane < 16) __syncwarp(0xffff); // a warp may part and meet again
     __syncwarp();
-    expect(__syncthreads_count(lane == 0) == (int)blockDim.x / 32);
-    expect(__syncthreads_or(threadIdx.x == 7) && !__syncthreads_or(0));
-    expect(__syncthreads_and(1) && !__syncthreads_and(threadIdx.x != 7));
+    right(__syncthreads_count(lane == 0) == (int)blockDim.x / 32);
+    right(__syncthreads_or(threadIdx.x == 7) && !__syncthreads_or(0));
+    right(__syncthreads_and(1) && !__syncthreads_and(threadIdx.x != 7));
 }
 __global__ void atomic_functions(int* i, unsigned* u, float* f, double* d, unsigned long long* l, __nv_bfloat16* b) {
     atomicAdd(i, 1);
@@ -224,12 +221,12 @@ __global__ void spin_lock(unsigned* lock, int* sum) {
 }
 __global__ void arithmetic() {
     __nv_bfloat162 pair = __floats2bfloat162_rn(1.0f, 2.0f);
-    expect(__bfloat162float(pair.y * pair.y) == 4.0f && __low2float(__hfma2(pair, pair, pair)) == 2.0f);
-    expect(__half2float(__hadd(__float2half(1.0f), __float2half(2048.0f))) == 2048.0f); // rounds to even
-    expect(__uint_as_float(0x3f800000u) == 1.0f && __float_as_int(-0.0f) == INT32_MIN);
-    expect(__popc(0xf0f0u) == 8 && __clz(1) == 31 && __ffs(8) == 4 && __brev(1u) == 0x80000000u);
-    expect(__float2int_rn(2.5f) == 2 && __saturatef(-1.0f) == 0.0f && rsqrtf(4.0f) == 0.5f);
-    expect(__umulhi(1u << 31, 6u) == 3u && __fmaf_rn(2.0f, 3.0f, 1.0f) == 7.0f);
+    right(__bfloat162float(pair.y * pair.y) == 4.0f && __low2float(__hfma2(pair, pair, pair)) == 2.0f);
+    right(__half2float(__hadd(__float2half(1.0f), __float2half(2048.0f))) == 2048.0f); // rounds to even
+    right(__uint_as_float(0x3f800000u) == 1.0f && __float_as_int(-0.0f) == INT32_MIN);
+    right(__popc(0xf0f0u) == 8 && __clz(1) == 31 && __ffs(8) == 4 && __brev(1u) == 0x80000000u);
+    right(__float2int_rn(2.5f) == 2 && __saturatef(-1.0f) == 0.0f && rsqrtf(4.0f) == 0.5f);
+    right(__umulhi(1u << 31, 6u) == 3u && __fmaf_rn(2.0f, 3.0f, 1.0f) == 7.0f);
 }
 // A block may end while copies that no thread needs are in flight.
 __global__ void unneeded_copies(const float* in) {
@@ -253,11 +250,6 @@ template <class T> __global__ void matrix_product(float* c, const T* a, const T*
 }
 
 // --- the host's side ---
-static void require_equal(const char* what, double is, double should) {
-    if (is == should) return; // NaN is not
-    printf("selftest: %s: %g, and %g was expected\n", what, is, should);
-    exit(1);
-}
 // n numbers in memory that the host and kernels share; main frees it.
 static std::vector<void*> shared_memory;
 template <class T> static T* shared_with_host(int n, T value = T()) {
@@ -267,63 +259,53 @@ template <class T> static T* shared_with_host(int n, T value = T()) {
     std::fill(p, p + n, value);
     return p;
 }
-static void finish() { require_equal("cudaDeviceSynchronize", cudaDeviceSynchronize(), cudaSuccess); }
+static void finish() { expect("cudaDeviceSynchronize", cudaDeviceSynchronize(), cudaSuccess); }
 static void start() {
     for (int i = 0; i < N; i++) { in[i] = (float)i; out[i] = 0; }
 }
 // Launches some blocks; the first elements of the result must be f(i). A macro, so that the launch has the kernel's name.
-#define RUN(kernel, blocks, threads, elements, f, ...) do { \
+#define RUN(kernel, blocks, threads, elements, f, ...) \
         start(); \
-        kernel<bug><<<blocks, threads, ##__VA_ARGS__>>>(out, in); \
+        kernel<<<blocks, threads, ##__VA_ARGS__>>>(out, in); \
         finish(); \
-        for (int i = 0; i < elements; i++) require_equal(#kernel, out[i], (f)(i)); \
-    } while (0)
-#define CHECK_BLOCK(kernel, f, ...) if (is(#kernel)) RUN(kernel, 1, THREADS, THREADS, f, ##__VA_ARGS__)
-template <bool bug> static bool run(const char* wanted) {
-    bool found = false;
-    auto is = [&](const char* name) { bool yes = !strcmp(wanted, name) || !strcmp(wanted, "good"); found |= yes; return yes; };
+        for (int i = 0; i < elements; i++) expect(#kernel, out[i], (f)(i))
+// A kernel's mistake, and its twin. IN_BLOCK: one block, in which each thread has an element
+#define GRID(name, ...) {#name, [=] { constexpr bool bug = false; RUN(name<bug>, __VA_ARGS__); }, \
+                                [=] { constexpr bool bug = true; RUN(name<bug>, __VA_ARGS__); }}
+#define IN_BLOCK(name, ...) GRID(name, 1, THREADS, THREADS, __VA_ARGS__)
+// Dynamic shared memory beside static_beside's own, of which so much is allowed (0: what every kernel has)
+template <bool bug> static void beside(int allowed, int bytes) {
+    if (allowed) cudaFuncSetAttribute(static_beside<bug>, cudaFuncAttributeMaxDynamicSharedMemorySize, allowed);
+    RUN(static_beside<bug>, 1, THREADS, THREADS, [](int i) { return i; }, bytes);
+}
+static std::vector<Mistake> mistakes() {
+    const int most = 48 << 10, all = 163 << 10;
     auto same = [](int i) { return i; };
     auto mirrored = [](int i) { return THREADS - 1 - i; };
+    auto exchanged = [](int i) { return i ^ 1; };
     auto sum = [](int) { return 4950; };
-    auto allow = [](int bytes) { cudaFuncSetAttribute(static_beside<bug>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes); };
-    if (is("guard")) RUN(guard, BLOCKS, THREADS, N, [](int i) { return 2 * i; });
-    CHECK_BLOCK(past_static_shared, same);
-    CHECK_BLOCK(past_dynamic_shared, same, THREADS * sizeof(float));
-    if (is("static_beside_dynamic")) {
-        if (!bug) allow(48 << 10);
-        RUN(static_beside, 1, THREADS, THREADS, same, 48 << 10);
-    }
-    if (is("static_beside_all")) {
-        int bytes = (163 << 10) - (bug ? 0 : 128);
-        allow(bytes);
-        RUN(static_beside, 1, THREADS, THREADS, same, bytes);
-    }
-    CHECK_BLOCK(past_array, same);
-    CHECK_BLOCK(misaligned, same);
-    CHECK_BLOCK(misaligned_hint, same);
-    CHECK_BLOCK(null_pointer, same);
-    CHECK_BLOCK(overflow, same);
-    CHECK_BLOCK(missing_barrier, mirrored);
-    CHECK_BLOCK(missing_syncwarp, [](int i) { return i ^ 1; });
-    CHECK_BLOCK(shuffle_for_barrier, [](int i) { return i ^ 1; });
-    CHECK_BLOCK(reused_early, [](int i) { return 3 * (THREADS - 1 - i) + 3; });
-    CHECK_BLOCK(divergent_barrier, same);
-    CHECK_BLOCK(barrier_after_exit, same);
-    CHECK_BLOCK(wrong_mask, [](int i) { return i % 32 < 16 ? i + (i ^ 1) : i; });
-    CHECK_BLOCK(absent_lane, [](int i) { return i % 32 < 16 ? i / 32 * 32 + 15 : i; });
-    CHECK_BLOCK(endless, [](int) { return N * (N - 1) / 2; });
-    CHECK_BLOCK(unwaited_copy, same);
-    if (is("plain_add")) RUN(plain_add, 100, 32, 1, sum);
-    CHECK_BLOCK(stride_forgotten, same);
-    if (is("missing_fence")) RUN(missing_fence, 100, 1, 1, sum);
-    if (bug && is("large_block")) guard<false><<<1, 2048>>>(out, in); // BUG large_block
-    if (bug && is("empty_grid")) guard<false><<<0, 32>>>(out, in); // BUG empty_grid
-    if (bug && is("too_much_shared")) guard<false><<<1, 32, 50000>>>(out, in); // BUG too_much_shared
-    if (bug && is("more_than_set")) {
-        cudaFuncSetAttribute(guard<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, 1000);
-        guard<false><<<1, 32, 1004>>>(out, in); // BUG more_than_set
-    }
-    return found;
+    return {
+        GRID(guard, BLOCKS, THREADS, N, [](int i) { return 2 * i; }),
+        IN_BLOCK(past_static_shared, same), IN_BLOCK(past_dynamic_shared, same, THREADS * sizeof(float)),
+        {"static_beside_dynamic", [=] { beside<false>(most, most); }, [=] { beside<true>(0, most); }},
+        {"static_beside_all", [=] { beside<false>(all - 128, all - 128); }, [=] { beside<true>(all, all); }},
+        IN_BLOCK(past_array, same), IN_BLOCK(misaligned, same), IN_BLOCK(misaligned_hint, same),
+        IN_BLOCK(null_pointer, same), IN_BLOCK(overflow, same), IN_BLOCK(divergent_barrier, same),
+        IN_BLOCK(missing_barrier, mirrored), IN_BLOCK(missing_syncwarp, exchanged),
+        IN_BLOCK(shuffle_for_barrier, exchanged), IN_BLOCK(barrier_after_exit, same),
+        IN_BLOCK(reused_early, [](int i) { return 3 * (THREADS - 1 - i) + 3; }),
+        IN_BLOCK(wrong_mask, [](int i) { return i % 32 < 16 ? i + (i ^ 1) : i; }),
+        IN_BLOCK(absent_lane, [](int i) { return i % 32 < 16 ? i / 32 * 32 + 15 : i; }),
+        IN_BLOCK(endless, [](int) { return N * (N - 1) / 2; }), IN_BLOCK(unwaited_copy, same),
+        GRID(plain_add, 100, 32, 1, sum), IN_BLOCK(stride_forgotten, same), GRID(missing_fence, 100, 1, 1, sum),
+        {"large_block", {}, [] { guard<false><<<1, 2048>>>(out, in); }}, // BUG large_block
+        {"empty_grid", {}, [] { guard<false><<<0, 32>>>(out, in); }}, // BUG empty_grid
+        {"too_much_shared", {}, [] { guard<false><<<1, 32, 50000>>>(out, in); }}, // BUG too_much_shared
+        {"more_than_set", {}, [] {
+            cudaFuncSetAttribute(guard<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, 1000);
+            guard<false><<<1, 32, 1004>>>(out, in); // BUG more_than_set
+        }},
+    };
 }
 template <class T> static void check_matrices(const char* name) {
     T *a = shared_with_host<T>(256), *b = shared_with_host<T>(128);
@@ -336,7 +318,7 @@ template <class T> static void check_matrices(const char* name) {
         for (int column = 0; column < 8; column++) {
             float sum = 1;
             for (int k = 0; k < 16; k++) sum += (float)a[row * 16 + k] * (float)b[k * 8 + column];
-            require_equal(name, c[row * 8 + column], sum);
+            expect(name, c[row * 8 + column], sum);
         }
 }
 static void check_functions() {
@@ -350,21 +332,21 @@ static void check_functions() {
     __nv_bfloat16* b = shared_with_host<__nv_bfloat16>(1, 0.0f);
     atomic_functions<<<2, 64>>>(i, u, f, d, l, b);
     finish();
-    require_equal("atomicAdd of int", i[0], 128);
-    require_equal("atomicMax", i[1], 63);
-    require_equal("atomicMin", i[2], -63);
-    require_equal("atomicSub", i[3], -256);
-    require_equal("atomicInc", u[0], 28);
-    require_equal("atomicOr", u[1], ~0u);
-    require_equal("atomicCAS", u[2], 63);
-    require_equal("atomicAdd of float", *f, 64);
-    require_equal("atomicAdd of double", *d, 32);
-    require_equal("atomicAdd of unsigned long long", (double)*l, 384);
-    require_equal("atomicAdd of bf16", (float)*b, 128);
+    expect("atomicAdd of int", i[0], 128);
+    expect("atomicMax", i[1], 63);
+    expect("atomicMin", i[2], -63);
+    expect("atomicSub", i[3], -256);
+    expect("atomicInc", u[0], 28);
+    expect("atomicOr", u[1], ~0u);
+    expect("atomicCAS", u[2], 63);
+    expect("atomicAdd of float", *f, 64);
+    expect("atomicAdd of double", *d, 32);
+    expect("atomicAdd of unsigned long long", (double)*l, 384);
+    expect("atomicAdd of bf16", (float)*b, 128);
     i[0] = 0;
     spin_lock<<<2, 48>>>(lock, i);
     finish();
-    require_equal("a spin lock", i[0], 96);
+    expect("a spin lock", i[0], 96);
     unneeded_copies<<<8, THREADS / 4>>>(in);
     finish();
     check_matrices<__nv_bfloat16>("a product of bf16 matrices");
@@ -374,13 +356,9 @@ static void check_functions() {
     finish();
 }
 int main(int argc, char** argv) {
-    if (argc != 2) { fprintf(stderr, "usage: %s good|NAME\n", argv[0]); return 2; }
-    bool good = !strcmp(argv[1], "good");
     in = shared_with_host<float>(N);
     out = shared_with_host<float>(N);
-    bool found = good ? run<false>(argv[1]) : run<true>(argv[1]);
-    if (good) check_functions();
+    int status = run_selftest(argc, argv, mistakes(), check_functions);
     for (void* p : shared_memory) cudaFreeHost(p);
-    if (!found) { fprintf(stderr, "no kernel %s\n", argv[1]); return 2; }
-    return 0;
+    return status;
 }

@@ -315,8 +315,11 @@ constexpr int HIGHEST_PRIORITY = -5; // the lowest is 0
 static cudaError_t no_event(Call& call, cudaEvent_t event) {
     return call.fail(cudaErrorInvalidResourceHandle, "%p is not an event, or was destroyed", (void*)event);
 }
-static cudaError_t no_graph(Call& call, const void* graph) {
-    return call.fail(cudaErrorInvalidValue, "%p is not a graph, or was destroyed", graph);
+template <class T> static cudaError_t destroy(Call&& call, std::set<T*>& made, T* handle, cudaError_t error) {
+    if (call.error) return call.error;
+    if (!made.erase(handle)) return call.fail(error, "%p was never made, or was destroyed before", (void*)handle);
+    delete handle;
+    return cudaSuccess;
 }
 } // namespace emulator
 
@@ -393,10 +396,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
 }
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { // streams that wait for it still do
-    CALL;
-    if (!events.erase(event)) return no_event(call, event);
-    delete event;
-    return cudaSuccess;
+    return destroy(Call(), events, event, cudaErrorInvalidResourceHandle);
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     CALL_ON(stream);
@@ -463,7 +463,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
 // A graph does not run twice at the same time: a launch on another stream waits for the one before.
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     CALL_ON(stream);
-    if (!executables.count(executable)) return no_graph(call, executable);
+    if (!executables.count(executable))
+        return call.fail(cudaErrorInvalidValue, "%p is not a graph, or was destroyed", (void*)executable);
     if (s->capture) return spoil(call, s, cudaErrorStreamCaptureUnsupported, "a graph in a graph is not emulated");
     wait_for_legacy(s);
     if (executable->latest) wait_on_stream(s, executable->latest);
@@ -472,15 +473,9 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) { // executable graphs made from it stay
-    CALL;
-    if (!graphs.erase(graph)) return no_graph(call, graph);
-    delete graph;
-    return cudaSuccess;
+    return destroy(Call(), graphs, graph, cudaErrorInvalidValue);
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { // its launches still run
-    CALL;
-    if (!executables.erase(executable)) return no_graph(call, executable);
-    delete executable;
-    return cudaSuccess;
+    return destroy(Call(), executables, executable, cudaErrorInvalidValue);
 }
 }

@@ -1,7 +1,7 @@
 /*
 bench_compress.cu - how fast the kernels that compress gradients are, beside a copy.
 
-    make build/bench_compress && build/bench_compress [ELEMENTS [REPETITIONS]]      (16777216 20)
+    make build/bench_compress && build/bench_compress [--elements 16777216] [--repetitions 20]
 
 Prints a Markdown table: each kernel on so many elements of random gradients, with error feedback where it has any; a matrix has
 1024 columns, and rank 4. Bytes are those of inputs and outputs, each counted once: they must move however a kernel is written.
@@ -9,6 +9,7 @@ Their rate stands beside that of a copy or an update in place, whichever is fast
 count. Arrays should be larger than the caches. A kernel far below the copy waits for its arithmetic, or reads its input more than
 once: top-k does so five times, signs twice.
 */
+#include "../../llmc/base/options.h"
 #include "../../llmc/base/rng.h"
 #include "../../llmc/device/compress.h"
 #include "../../llmc/device/device.h"
@@ -100,8 +101,9 @@ static Arrays arrays_alloc(size_t n) {
     return a;
 }
 static void arrays_free(Arrays* a) {
-    device_free(a->grads); device_free(a->out); device_free(a->x); device_free(a->error); device_free(a->kept);
-    device_free(a->p); device_free(a->q); device_free(a->blocks8); device_free(a->blocks4); device_free(a->signs); device_free(a->sparse); device_free(a->half); device_free(a->acc);
+    device_free_all(MEMORY_GRADIENTS);
+    device_free_all(MEMORY_COMMUNICATION);
+    device_free(a->acc);
 }
 
 // ---- time ----
@@ -132,20 +134,16 @@ static void print_row(int kernel, const char* name, const char* what, double byt
     fflush(stdout);
 }
 
-static size_t number_argument(const char* text, size_t least, size_t most) {
-    char* end;
-    unsigned long long n = strtoull(text, &end, 10);
-    require(isdigit((unsigned char)text[0]) && *end == '\0' && n >= least && n <= most,
-            "elements and repetitions must be whole numbers from %d and 1, not '%s'", COLS * RANK, text);
-    return (size_t)n;
-}
-
 int main(int argc, char** argv) {
     LayerShapes shapes = layer_shapes(1, 16, 64, 1, 128, 1);
-    require(argc <= 3, "usage: bench_compress [ELEMENTS [REPETITIONS]]");
-    size_t n = argc > 1 ? number_argument(argv[1], COLS * RANK, (size_t)1 << 31) : (size_t)1 << 24;
-    int repetitions = argc > 2 ? (int)number_argument(argv[2], 1, 1000) : 20;
+    long long elements = 1 << 24, calls = 20;
     double* times[3];
+    OptionTable t = options_table("bench_compress", "how fast the kernels that compress gradients are");
+    option_int(&t, "elements", &elements, COLS * RANK, (double)((size_t)1 << 31), "elements of the gradients");
+    option_int(&t, "repetitions", &calls, 1, 1000, "timed calls, of which the median counts");
+    options_parse(&t, argc, argv);
+    size_t n = (size_t)elements;
+    int repetitions = (int)calls;
     device_init(0, 1);
     layers_init(shapes);
     Arrays a = arrays_alloc(n);

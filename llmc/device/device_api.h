@@ -35,27 +35,23 @@ size_t device_memory_total(void);                               // allocated now
 size_t device_memory_peak(void);                                // the largest device_memory_total() so far
 size_t device_allocations(void);                                // calls of device_alloc and offload_alloc so far
 void   device_memory_limit(size_t bytes);                       // device_alloc dies beyond it; 0: none (--memory-limit)
-size_t device_memory_free(void);                                // left on the device for all its ranks, less a
-                                                                // reserve
+size_t device_memory_free(void);                                // left for all ranks of the device, less a reserve
 size_t device_memory_available(void);                           // that, but at most what this rank's limit leaves
 size_t device_memory_seen(void);                                // as the system counts it; 0: it does not
-const char* device_memory_seen_with(void);                      // in words: whose memory that is, and what else it
-                                                                // contains
+const char* device_memory_seen_with(void);                      // in words: whose memory, and what else is in it
 
 void device_init(int local_rank, int ranks_per_machine);        // picks GPU and cores; call first
 void device_shutdown(void);
 typedef struct { unsigned char bytes[16]; } DeviceId;
 DeviceId device_id(void);                                       // the same for ranks that share a device's memory
 const char* device_name(void);                                  // "NVIDIA H100 80GB HBM3", "CPU, 2 threads"
-double device_peak_flops(void);                                 // dense FLOP/s of floatX matrix products,
-                                                                // 0 if not known
+double device_peak_flops(void);                                 // dense FLOP/s of floatX products, 0: not known
 void device_synchronize(void);                                  // returns when everything issued so far is done
 
 // Moments, for timelines: a mark is passed when all that was issued before it is done.
 int    device_event(void);                                      // the caller's until device_event_free
 bool   device_event_passed(int mark);                           // true if it was; does not wait
-double device_event_time(int mark);                             // when it was passed, in now_seconds();
-                                                                // it must have been
+double device_event_time(int mark);                             // when it was passed, as it was, in now_seconds()
 double device_event_seconds(int from, int to);                  // between two, more precise than their times; the same
 void   device_event_free(int mark);
 void   device_range(const char* name);                          // names for a profiler what follows; NULL: ends it
@@ -71,14 +67,12 @@ void host_to_device(void* dst, const void* src, size_t bytes);
 void device_to_host(void* dst, const void* src, size_t bytes);
 void* host_alloc(size_t bytes);                                 // zeroed host memory that copies fast (pinned on CUDA)
 void  host_free(void* p);
-void* offload_alloc(size_t bytes);                              // host_alloc, aligned to 64 bytes and counted as
-                                                                // MEMORY_OFFLOADED
+void* offload_alloc(size_t bytes);                              // host_alloc aligned to 64; counts as MEMORY_OFFLOADED
 bool is_offloaded(const void* p);                               // whether p is in memory from offload_alloc
 void  offload_free(void* p);                                    // NULL is fine
 
 // For tests, on the CPU: copies of offloaded memory pass a link of so many Gbit/s, one after another each way; 0: none.
 void  device_emulate_link(double gbits);
 bool  device_link_is_emulated(void);
-double device_link_until(bool from_host, size_t bytes);         // a copy begins: returns when the link has carried it;
-                                                                // 0: none is emulated
+double device_link_until(bool from_host, size_t bytes);         // a copy begins: when the link has carried it; 0: none
 #endif

@@ -150,7 +150,7 @@ void attention_part_backward(float* dq, float* dkv, const floatX* dout, const fl
 // How many rows of logits to compute at a time: enough to keep the device busy, without a (B,T,V) tensor. Chunks are as
 // few as that allows, because each reads wte and reads and writes the sums of its gradient; and alike, because a short
 // one computes slowly.
-// of logits; test/split/chunks.h has fewer. On a GPU one for CLASSIFIER_BYTES of its memory
+// Logits at a time (test/split/chunks.h has fewer); on a GPU one for CLASSIFIER_BYTES of its memory
 #ifndef CLASSIFIER_ELEMENTS_CPU
 enum {
     CLASSIFIER_ELEMENTS_CPU = 1 << 24, CLASSIFIER_ELEMENTS_CUDA = 1 << 28, CLASSIFIER_ELEMENTS_MOST = 1 << 30,
@@ -203,12 +203,10 @@ typedef struct {
     double grad_norm;   // what clip_gradients found, without the loss scale
     float  grad_scale;  // what AdamW multiplies gradients by; 0: they were not finite, the step is skipped
 } StepStats;
-void add_sum(double* acc, const float* x, size_t n);            // *acc += sum of x (n), in an order that depends on n
-                                                                // alone
-void add_sum_squares(double* acc, const floatX* x, size_t n);   // *acc += sum of x^2, in an order that depends on n
-                                                                // alone
-void add_in_place(floatX* x, const floatX* y, size_t n);        // x (n) += y (n), in fp32, rounded once;
-                                                                // they must not overlap
+// sums are formed in an order that depends on n alone
+void add_sum(double* acc, const float* x, size_t n);            // *acc += sum of x (n)
+void add_sum_squares(double* acc, const floatX* x, size_t n);   // *acc += sum of x^2
+void add_in_place(floatX* x, const floatX* y, size_t n);        // x (n) += y (n), rounded once; they must not overlap
 // stats->grad_norm = sqrt(grad_square) / loss_scale; grad_scale = min(1, max_norm / grad_norm) / loss_scale, 0 if that
 // is not finite. max_norm 0: no clipping. The same formula as torch.nn.utils.clip_grad_norm_ (which adds 1e-6 to the
 // norm).
@@ -227,8 +225,7 @@ typedef struct { double lr, beta1, beta2, eps, weight_decay; int t; } AdamW;
 void adamw_update(AdamW a, floatX* params, float* master, float* m, float* v, const floatX* grads,
                   const float* grad_scale, size_t n, size_t no_decay, double* square);
 
-// ---- fp32 beside floatX: shards are kept in it. Where floatX is fp32, these give the bits of their namesakes above
-// ----
+// ---- fp32 beside floatX, for shards. Where floatX is fp32, these give the bits of their namesakes above ----
 void to_fp32(float* out, const floatX* x, size_t n);            // out (n) = x (n)
 void from_fp32(floatX* out, const float* x, size_t n);          // out (n) = x (n), rounded
 void add_in_place_fp32(float* x, const float* y, size_t n);     // x (n) += y (n); they must not overlap

@@ -32,10 +32,11 @@ def keep(name, text):
     print(text)
 
 
-@pytest.mark.parametrize("name, options", [("124M", f"{B} 1024 5"), pytest.param("1.5B", "--model gpt2-xl 16 1024 5", marks=LARGE)])
+@pytest.mark.parametrize("name, options", [("124M", f"--batch-size {B}"), pytest.param("1.5B", "--model gpt2-xl", marks=LARGE)])
 def test_each_operation_of_a_step_is_timed(name, options):
     path, = need("bench_layers")
-    said = succeeds([path], options if REAL else "--model d1 --vocab-size 100 1 8 1", timeout=300).out
+    small = "--model d1 --vocab-size 100 --batch-size 1 --seq-len 8"
+    said = succeeds([path], options if REAL else small, "--repetitions", 5 if REAL else 1, timeout=300).out
     keep(f"operations-{name}", said)
     assert re.search("^peaks: |^\\|", said, re.M), said
 

@@ -155,11 +155,11 @@ def test_the_bench_times_the_cpu_first_goes_on_after_what_is_wrong_and_lists_it_
 def test_kernels_of_compressed_gradients_are_shown_beside_a_copy():
     """Every kernel has a row, whose rate is that of its bytes: 13 an element and 4 for each 256 of them in blocks of 8 bits with
     errors."""
-    said = command("build/bench_compress 5000 1").out
+    said = command("build/bench_compress --elements 5000 --repetitions 1").out
     assert_says(said, r"^\| quantise \| 8 bits \| 13.02 \| ")
     rows = re.findall(r"^\| [a-z_0-9]+ \| [^|]* \| [\d.]+ \| [\d.]+ \| [\d.]+ \| \d+ % \|$", said, re.M)
     assert len(rows) == len(re.findall(r"^    KERNEL\(", (ROOT / "dev/kernels/bench_compress.cu").read_text(), re.M))
-    assert_refused(command("build/bench_compress 4095"), "whole numbers from 4096 and 1, not '4095'")
+    assert_refused(command("build/bench_compress --elements 4095"), "elements must be between 4096 and .*, not 4095")
 
 
 OPTIONS = {"--variant nothing": "no variant has 'nothing' in its name", "--rows 0": "rows must be between 1 and .*, not 0",
@@ -285,19 +285,19 @@ def rows(run):
 # 50304) + 6 x 12 x 768 x 512 = 769720320 a token. With recomputation most of a block's forward pass is counted twice.
 @ON_GPU
 @pytest.mark.parametrize("options, lines", [
-    ("100 1000 2 512", ["| qkv forward | 12 | 43.5 | 0.12 | 369 | compute | 0.435 |", "| sum | 227 | 788.2 | ",
+    ("100 --gbs 1000", ["| qkv forward | 12 | 43.5 | 0.12 | 369 | compute | 0.435 |", "| sum | 227 | 788.2 | ",
                         "6 N + 6 L C T: 793.5 GFLOP a step",
                         "| residual + layernorm forward | 25 | 0.0 | 0.16 | - | memory | 0.157 |",
                         "| AdamW and parameter norm, all units at once | 1 | 0.0 | 3.49 | - | memory | 3.485 |"]),
-    ("1000 1000 2 512", ["| qkv dW + bias | 12 | 43.5 | 0.12 | 369 | memory | 0.118 |"]),
-    ("100 1000 --recompute 2 512", ["| qkv forward | 24 | 87.0 |", "| attention forward | 24 |",
+    ("1000 --gbs 1000", ["| qkv dW + bias | 12 | 43.5 | 0.12 | 369 | memory | 0.118 |"]),
+    ("100 --gbs 1000 --recompute", ["| qkv forward | 24 | 87.0 |", "| attention forward | 24 |",
                                     "| residual + layernorm forward | 49 |",
                                     "| fcproj forward | 12 |", "| fc dX | 12 |"]),
-    ("989 3350 --model gpt2-xl 16 1024", ["gpt2-xl, bf16, B=16, T=1024\n",
+    ("989 --gbs 3350 --model gpt2-xl --batch-size 16 --seq-len 1024", ["gpt2-xl, bf16, B=16, T=1024\n",
                                           "| AdamW and parameter norm, all units at once | 1 | 0.0 | 43.62 |",
                                           "| qkv forward | 48 |"])])
 def test_flops_and_bytes_are_counted_and_what_bounds_them_follows_from_the_rates(options, lines):
-    run = roofline("--floors", options)
+    run = roofline("--batch-size 2 --seq-len 512 --tflops", options)
     for line in lines: assert f"\n{line}" in f"\n{run.out}", run
     shares = [float(row[7].rstrip(" %")) for row in rows(run)]  # of the floors
     assert len(shares) == 25 and abs(sum(shares) - 100) < 0.5
@@ -305,12 +305,12 @@ def test_flops_and_bytes_are_counted_and_what_bounds_them_follows_from_the_rates
 
 @ON_GPU
 def test_the_document_of_gpus_has_the_table_that_its_command_prints():
-    table = re.sub("^6 N", "    6 N", roofline("--floors 989 3350 32 1024").out.split("\n", 2)[2], flags=re.M)
+    table = re.sub("^6 N", "    6 N", roofline("--tflops 989 --gbs 3350 --batch-size 32").out.split("\n", 2)[2], flags=re.M)
     assert table.strip() and table in (ROOT / "doc/reference/roofline.md").read_text()
 
 
 PEAKS = r"^peaks: copy \d+ GB/s, product [\d.]+ TFLOP/s, data sheet [\d.]+ TFLOP/s$"
-SMALL = "--model d1 --vocab-size 100 1 8 1"
+SMALL = "--model d1 --vocab-size 100 --batch-size 1 --seq-len 8 --repetitions 1"
 
 
 @ON_GPU
@@ -361,8 +361,8 @@ def test_a_step_that_waits_is_reported_and_one_that_changes_each_time_is_an_erro
 
 @ON_GPU
 @pytest.mark.parametrize("options, says", [
-    ("--floors 989 x", "needs two rates, TFLOP/s and GB/s, not 'x'"), ("--floors 989", "needs two rates.*not ''"),
-    ("--what", "usage: bench_layers .*, not '--what'"), ("--model gpt5", "there is no model 'gpt5'"), ("4", "not 1 numbers"),
-    ("0 16", "whole numbers from 1, not '0'"), ("1 1025", "T must be at most 1024")])
+    ("--tflops 989 --gbs x", "--gbs wants a number, not 'x'"), ("--tflops 989", "two rates, --tflops and --gbs"),
+    ("--what", "unknown option '--what'"), ("--model gpt5", "there is no model 'gpt5'"), ("4", "'4'"),
+    ("--batch-size 0", "must be between 1 and .*, not 0"), ("--seq-len 1025", "must be between 1 and 1024, not 1025")])
 def test_odd_options_of_the_roofline_are_refused(options, says):
     assert_refused(roofline(options), says)

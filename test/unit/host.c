@@ -40,7 +40,7 @@ static ssize_t write_half(int fd, const void* data, size_t n, off_t at) {
 #define pwrite write_half
 #define fsync(fd) (fails(is_folder(fd), &refused.syncs) ? -1 : fsync(fd))
 #define rename(from, to) (fails(true, &refused.renames) ? -1 : rename(from, to))
-#include "../../llmc/save/ranks_param_ranges.h"
+#include "../../llmc/save/ranks_checkpoint.h"
 #include "../../llmc/run/logger.h"
 
 int elements_are(void) { return (int)FLOATX_DTYPE; }

@@ -126,6 +126,12 @@ VARIANT(attention_backward_2_rows, "a query at a time: vectors", 64) {
 // From q, k and one number for each row, the log of its sum: P[u] = exp(S[u] - stats[t]). Forward stores no matrix, so a long
 // context can be trained at all; the price is a fifth product and the exponentials. And D = dout[t].out[t], because the sum over
 // u of P[u] (dout[t].v[u]) is dout[t] times the sum of P[u] v[u].
+static void probabilities_again(const Problem* p, int h, int t, float* P) { // P (t + 1)
+    float scale = scale_of(p), lse = *log_sum(p, h, t);
+    for (int u = 0; u <= t; u++) P[u] = scale * dot(query(p, h, t), key(p, h, u), p->HS);
+    #pragma omp simd
+    for (int u = 0; u <= t; u++) P[u] = exp_f32(P[u] - lse);
+}
 VARIANT(attention_backward_3_again, "no matrix: the probabilities computed again", 64) {
     int HS = p->HS;
     float scale = scale_of(p);
@@ -133,11 +139,9 @@ VARIANT(attention_backward_3_again, "no matrix: the probabilities computed again
     for (int h = 0; h < p->NH; h++) {
         float* P = scratch_of_thread(p);
         for (int t = 0; t < p->T; t++) {
-            float D = dot(dresult(p, h, t), result(p, h, t), HS), lse = *log_sum(p, h, t);
+            float D = dot(dresult(p, h, t), result(p, h, t), HS);
             clear_rows(p, h, t);
-            for (int u = 0; u <= t; u++) P[u] = scale * dot(query(p, h, t), key(p, h, u), HS);
-            #pragma omp simd
-            for (int u = 0; u <= t; u++) P[u] = exp_f32(P[u] - lse);
+            probabilities_again(p, h, t, P);
             for (int u = 0; u <= t; u++)
                 add_pair(p, h, t, u, P[u], P[u] * (dot(dresult(p, h, t), value(p, h, u), HS) - D) * scale);
         }
@@ -150,12 +154,10 @@ VARIANT(attention_backward_3_again, "no matrix: the probabilities computed again
 // price: scores and dP are computed twice, seven products instead of five. A GPU that must not use atomics does it like this.
 static void query_pass(Problem* p, int h, int t, float* P) {
     int HS = p->HS;
-    float scale = scale_of(p), lse = *log_sum(p, h, t), D = dot(dresult(p, h, t), result(p, h, t), HS), *dq = dquery(p, h, t);
+    float scale = scale_of(p), D = dot(dresult(p, h, t), result(p, h, t), HS), *dq = dquery(p, h, t);
     p->D[(size_t)h * p->T + t] = D;
     memset(dq, 0, (size_t)HS * sizeof(float));
-    for (int u = 0; u <= t; u++) P[u] = scale * dot(query(p, h, t), key(p, h, u), HS);
-    #pragma omp simd
-    for (int u = 0; u <= t; u++) P[u] = exp_f32(P[u] - lse);
+    probabilities_again(p, h, t, P);
     for (int u = 0; u <= t; u++)
         add_scaled(dq, P[u] * (dot(dresult(p, h, t), value(p, h, u), HS) - D) * scale, key(p, h, u), HS);
 }

@@ -1,7 +1,7 @@
 /*
 bench_layers.c - how fast each layer is inside a whole training step of GPT-2 124M, compared with what this machine can do.
 
-    build/bench_layers [B T [steps]]      (4 64 if not given)
+    build/bench_layers [--batch-size 4] [--seq-len 64] [--steps 5]
 
 It runs whole steps of train_gpt2_single.cu, so that no layer finds in the cache what it would not find there in training. Each
 layer's time is its minimum over the steps. Products and attention (whose FLOPs are the causal half, and do not count what backward
@@ -128,8 +128,13 @@ static double memory_rate(float* x, const float* y, size_t n) {
 }
 
 int main(int argc, char** argv) {
-    int B = argc > 2 ? atoi(argv[1]) : 4, T = argc > 2 ? atoi(argv[2]) : 64, steps = argc > 3 ? atoi(argv[3]) : 5;
-    require((argc == 1 || argc == 3 || argc == 4) && B > 0 && T > 0 && T <= GPT2_CONTEXT && steps > 0, "usage: bench_layers [B T [steps]]");
+    long long batch = 4, tokens = 64, steps = 5;
+    OptionTable options = options_table("bench_layers", "each layer's time within a step of GPT-2 124M");
+    option_int(&options, "batch-size", &batch, 1, 1e6, "sequences");
+    option_int(&options, "seq-len", &tokens, 1, GPT2_CONTEXT, "tokens of each");
+    option_int(&options, "steps", &steps, 1, 1e6, "timed steps, of which the best counts");
+    options_parse(&options, argc, argv);
+    int B = (int)batch, T = (int)tokens;
     device_init(0, 1);
     static GPT2 g;
     model_init(&g, B, T);
@@ -160,8 +165,8 @@ int main(int argc, char** argv) {
         if (r.flops > 0) printf("%9.1f %8s %12.1f\n", r.flops / r.best_seconds * 1e-9, "", 100 * r.flops / r.best_seconds / flop_rate);
         else printf("%9s %8.1f %12.1f\n", "", r.bytes / r.best_seconds * 1e-9, 100 * r.bytes / r.best_seconds / byte_rate);
     }
-    double tokens = (double)B * T, n6 = 6.0 * (double)gpt2_num_parameters(g.config) * tokens;
-    double counted = gpt2_flops_per_token(g.config, T) * tokens;
+    double n6 = 6.0 * (double)gpt2_num_parameters(g.config) * B * T;
+    double counted = gpt2_flops_per_token(g.config, T) * B * T;
     printf("sum of the best times %.1f ms, best whole step %.1f ms\n", sum * 1e3, best_step * 1e3);
     printf("of the sgemm rate: %.1f%% (%.1f%% with the best times) by 6N FLOPs a token, %.1f%% (%.1f%%) with attention's\n",
            100 * n6 / best_step / flop_rate, 100 * n6 / sum / flop_rate, 100 * counted / best_step / flop_rate, 100 * counted / sum / flop_rate);

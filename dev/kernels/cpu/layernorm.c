@@ -69,67 +69,61 @@ VARIANT(layernorm_1_naive, "a loop over whole arrays for each formula", 400) {
 
 // ---- 2: a row at a time ----
 // All four loops over one row, which stays in the nearest cache: memory is touched once. The sums are still chains.
-VARIANT(layernorm_2_rows, "all loops over one row, then the next", 400) {
+// Variants 3 and 4 differ only in how they find a row's moments, while they add x1 and x2 to x (C).
+typedef struct { float mean, variance; } Moments;
+static void each_row(Problem* p, Moments (*moments)(float* x, const float* x1, const float* x2, int C)) {
     #pragma omp parallel for schedule(static)
     for (int i = 0; i < p->N; i++) {
         size_t row = (size_t)i * p->C;
-        const float *x1 = p->inp1 + row, *x2 = p->inp2 + row;
-        float *x = p->res + row, sum = 0, square = 0;
-        for (int c = 0; c < p->C; c++) {
-            x[c] = x1[c] + x2[c];
-            sum += x[c];
-        }
-        float mean = sum / (float)p->C;
-        for (int c = 0; c < p->C; c++) square += (x[c] - mean) * (x[c] - mean);
-        p->mean[i] = mean;
-        p->rstd[i] = 1.0f / sqrtf(square / (float)p->C + LAYERNORM_EPS);
-        normalise(p->out + row, x, mean, p->rstd[i], p);
+        Moments m = moments(p->res + row, p->inp1 + row, p->inp2 + row, p->C);
+        p->mean[i] = m.mean;
+        p->rstd[i] = 1.0f / sqrtf(m.variance + LAYERNORM_EPS);
+        normalise(p->out + row, p->res + row, m.mean, p->rstd[i], p);
     }
 }
+static Moments two_passes(float* x, const float* x1, const float* x2, int C) {
+    float sum = 0, square = 0;
+    for (int c = 0; c < C; c++) {
+        x[c] = x1[c] + x2[c];
+        sum += x[c];
+    }
+    float mean = sum / (float)C;
+    for (int c = 0; c < C; c++) square += (x[c] - mean) * (x[c] - mean);
+    return (Moments){ mean, square / (float)C };
+}
+VARIANT(layernorm_2_rows, "all loops over one row, then the next", 400) { each_row(p, two_passes); }
 
 // ---- 3: one pass for mean and variance, after Welford ----
 // Each element updates both: the new mean moves by a part of the difference, and the sum of squares grows by the difference from
 // the old mean times that from the new. This keeps the digits, but the chain now has a division in it.
-VARIANT(layernorm_3_welford, "mean and variance in one pass, a division each", 400) {
-    #pragma omp parallel for schedule(static)
-    for (int i = 0; i < p->N; i++) {
-        size_t row = (size_t)i * p->C;
-        const float *x1 = p->inp1 + row, *x2 = p->inp2 + row;
-        float *x = p->res + row, mean = 0, square = 0;
-        for (int c = 0; c < p->C; c++) {
-            x[c] = x1[c] + x2[c];
-            float from_old = x[c] - mean;
-            mean += from_old / (float)(c + 1);
-            square += from_old * (x[c] - mean);
-        }
-        p->mean[i] = mean;
-        p->rstd[i] = 1.0f / sqrtf(square / (float)p->C + LAYERNORM_EPS);
-        normalise(p->out + row, x, mean, p->rstd[i], p);
+static Moments welford(float* x, const float* x1, const float* x2, int C) {
+    float mean = 0, square = 0;
+    for (int c = 0; c < C; c++) {
+        x[c] = x1[c] + x2[c];
+        float from_old = x[c] - mean;
+        mean += from_old / (float)(c + 1);
+        square += from_old * (x[c] - mean);
     }
+    return (Moments){ mean, square / (float)C };
 }
+VARIANT(layernorm_3_welford, "mean and variance in one pass, a division each", 400) { each_row(p, welford); }
 
 // ---- 4: one pass, E[x^2] - E[x]^2 ----
 // Two sums side by side. The programmer allows another order ("simd reduction"), so they use vectors. Nothing is faster on the
 // chip. But the difference of two numbers near 101 is near 1: the sums' last two digits are lost, and with a mean of 1000 hardly
 // one would be left.
-VARIANT(layernorm_4_squares, "one pass, E[x^2] - E[x]^2: vectors, but it loses digits", 4000) {
-    #pragma omp parallel for schedule(static)
-    for (int i = 0; i < p->N; i++) {
-        size_t row = (size_t)i * p->C;
-        const float *x1 = p->inp1 + row, *x2 = p->inp2 + row;
-        float *x = p->res + row, sum = 0, square = 0;
-        #pragma omp simd reduction(+:sum, square)
-        for (int c = 0; c < p->C; c++) {
-            x[c] = x1[c] + x2[c];
-            sum += x[c];
-            square += x[c] * x[c];
-        }
-        float mean = sum / (float)p->C;
-        p->mean[i] = mean;
-        p->rstd[i] = 1.0f / sqrtf(square / (float)p->C - mean * mean + LAYERNORM_EPS);
-        normalise(p->out + row, x, mean, p->rstd[i], p);
+static Moments squares(float* x, const float* x1, const float* x2, int C) {
+    float sum = 0, square = 0;
+    #pragma omp simd reduction(+:sum, square)
+    for (int c = 0; c < C; c++) {
+        x[c] = x1[c] + x2[c];
+        sum += x[c];
+        square += x[c] * x[c];
     }
+    float mean = sum / (float)C;
+    return (Moments){ mean, square / (float)C - mean * mean };
 }
+VARIANT(layernorm_4_squares, "one pass, E[x^2] - E[x]^2: vectors, but it loses digits", 4000) { each_row(p, squares); }
 
 // ---- 5: llmc/'s ----
 // One row at a time, the variance around the mean in a pass of its own, sums that may use vectors: as fast as 4 where both wait

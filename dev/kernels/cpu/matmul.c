@@ -7,12 +7,9 @@ from using vectors, then what keeps the numbers from arriving in time.
 */
 #include "tile.h"
 
-struct Problem { int N, C, OC; float *inp, *w, *bias, *out, *scratch; }; // scratch (packed_floats(OC,C)): for copies of w
-
 static void make(Problem* p, Shape s) {
-    *p = (Problem){ .N = s.rows, .C = s.depth, .OC = s.cols };
+    *p = product_of(s);
     size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC;
-    layers_init(layer_shapes(1, p->N, p->C, 1, 1, 1));
     p->inp = random_floats(N * C, 0, 1);
     p->w = random_floats(OC * C, 0, 0.02f);
     p->bias = random_floats(OC, 0, 0.1f);
@@ -23,7 +20,6 @@ static void make(Problem* p, Shape s) {
         for (size_t o = 0; o < OC; o++)
             out->want[i * OC + o] = dot_in_double(p->inp + i * C, p->w + o * C, p->C) + (double)p->bias[o];
 }
-static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
 // A sum of C terms is off by about sqrt(C) roundings of its value.
 
 // ---- 1: the formula as it is printed ----

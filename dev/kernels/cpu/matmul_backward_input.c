@@ -10,15 +10,12 @@ what helped most there gains little, and what needed a copy of w there needs non
 */
 #include "tile.h"
 
-struct Problem { int N, C, OC; float *dout, *w, *dinp, *packed; }; // packed (packed_floats(C,OC)): a copy of w by tiles
-
 static void make(Problem* p, Shape s) {
-    *p = (Problem){ .N = s.rows, .C = s.depth, .OC = s.cols };
+    *p = product_of(s);
     size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC;
-    layers_init(layer_shapes(1, p->N, p->C, 1, 1, 1));
     p->dout = random_floats(N * OC, 0, 1);
     p->w = random_floats(OC * C, 0, 0.02f);
-    p->packed = floats(packed_floats(C, OC));
+    p->scratch = floats(packed_floats(C, OC));
     Output* dinp = output("dinp", &p->dinp, N * C);
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < N; i++) {
@@ -26,7 +23,6 @@ static void make(Problem* p, Shape s) {
         for (size_t o = 0; o < OC; o++) add_scaled_in_double(dinp->want + i * C, (double)p->dout[i * OC + o], p->w + o * C, p->C);
     }
 }
-static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
 // A sum of OC = 3072 terms in one chain is off by about sqrt(OC) = 55 roundings of its value.
 
 // ---- 1: the formula as it is printed ----
@@ -97,8 +93,8 @@ VARIANT(matmul_backward_input_4_blocks, "the same, 8 terms at a time for 48 rows
 // As in forward: 6 rows by 2 vectors, 12 multiplications for 8 numbers or vectors that are loaded. w is also copied here, but not
 // transposed: only so that what a tile reads, one piece of each of its rows, is together.
 VARIANT(matmul_backward_input_5_tiles, "6 rows by 2 vectors of dinp in registers", 128) {
-    pack(p->packed, p->w, (size_t)p->OC, (size_t)p->C);
-    tile_products((TileProduct){ p->dinp, p->N, p->C, p->OC, p->dout, (size_t)p->OC, 1, p->packed, NULL, 0 });
+    pack(p->scratch, p->w, (size_t)p->OC, (size_t)p->C);
+    tile_products((TileProduct){ p->dinp, p->N, p->C, p->OC, p->dout, (size_t)p->OC, 1, p->scratch, NULL, 0 });
 }
 
 // ---- 6: llmc/'s ----

@@ -12,22 +12,14 @@ micro-batch of a step llmc/ is told GRAD_SET and begins with 0, so that dw need 
 */
 #include "tile.h"
 
-struct Problem {
-    int N, C, OC;
-    float *dout, *inp, *dw, *dbias;
-    float *copies, *bias_copies; // (threads,OC,C) and (threads,OC)
-    float *packed;               // (packed_floats(C,N)): a copy of inp by tiles
-};
-
 static void make(Problem* p, Shape s) {
-    *p = (Problem){ .N = s.rows, .C = s.depth, .OC = s.cols };
+    *p = product_of(s);
     size_t N = (size_t)p->N, C = (size_t)p->C, OC = (size_t)p->OC, threads = (size_t)omp_get_max_threads();
-    layers_init(layer_shapes(1, p->N, p->C, 1, 1, 1));
     p->dout = random_floats(N * OC, 0, 1);
     p->inp = random_floats(N * C, 0, 1);
-    p->copies = floats(threads * OC * C);
+    p->copies = floats(threads * OC * C); // a dw and a dbias for each thread
     p->bias_copies = floats(threads * OC);
-    p->packed = floats(packed_floats(C, N));
+    p->scratch = floats(packed_floats(C, N));
     Output *dw = output_added_to("dw", &p->dw, OC * C), *dbias = output_added_to("dbias", &p->dbias, OC);
     #pragma omp parallel for schedule(static)
     for (size_t o = 0; o < OC; o++)
@@ -36,7 +28,6 @@ static void make(Problem* p, Shape s) {
             dbias->want[o] += (double)p->dout[i * OC + o];
         }
 }
-static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
 // A sum of N = 512 terms in one chain is off by about sqrt(N) = 23 roundings of its value.
 
 // ---- 1: the formulas as they are printed ----
@@ -130,8 +121,9 @@ VARIANT(matmul_backward_weight_4_blocks, "the same, 8 tokens at a time", 64) {
 // As in forward, but nothing has to be put into dw first: a tile begins with what is there. dout is read as it lies, the 6
 // numbers of a term side by side and the next term's a row further; a transposed copy costs what it gains.
 VARIANT(matmul_backward_weight_5_tiles, "6 rows by 2 vectors of dw in registers", 64) {
-    pack(p->packed, p->inp, (size_t)p->N, (size_t)p->C);
-    tile_products((TileProduct){ p->dw, p->OC, p->C, p->N, p->dout, 1, (size_t)p->OC, p->packed, p->dw, (size_t)p->C });
+    pack(p->scratch, p->inp, (size_t)p->N, (size_t)p->C);
+    size_t C = (size_t)p->C, OC = (size_t)p->OC;
+    tile_products((TileProduct){ p->dw, p->OC, p->C, p->N, p->dout, 1, OC, p->scratch, p->dw, C });
     add_bias(p);
 }
 

@@ -1,11 +1,21 @@
 /*
-tile.h - what matmul.c and the two files of its gradients share: a tile of a product in registers and, as a step before it, a row
-that gets several terms at a time. out (rows,cols) gets a b, where a (rows,terms) may lie by rows or by columns; for a tile
-b (terms,cols) has been copied, TILE_COLS columns with all their terms together.
+tile.h - shared by matmul.c and the two files of its gradients: the problem, a tile of a product in registers and, as a
+step before it, a row that gets several terms at a time. out (rows,cols) gets a b, where a (rows,terms) may lie by rows
+or by columns; for a tile b (terms,cols) has been copied, TILE_COLS columns with all their terms together.
 */
 #ifndef DEV_CPU_TILE_H
 #define DEV_CPU_TILE_H
 #include "variants.h"
+
+struct Problem { // of the arrays, those that the file needs; scratch: for copies of an operand
+    int N, C, OC;
+    float *inp, *w, *bias, *out, *dout, *dinp, *dw, *dbias, *scratch, *copies, *bias_copies;
+};
+static Problem product_of(Shape s) { // without arrays
+    layers_init(layer_shapes(1, s.rows, s.depth, 1, 1, 1));
+    return (Problem){ .N = s.rows, .C = s.depth, .OC = s.cols };
+}
+static double work(const Problem* p) { return 2.0 * p->N * p->C * p->OC; }
 
 enum { BLOCK_ROWS = 48, BLOCK_TERMS = 128 }; // rows and terms of the sum that a thread stays with while caches hold them
 

@@ -12,21 +12,14 @@ is masked). Kernels that compute the scores again do a fifth, some more, and get
 */
 #include "attention_common.cuh"
 
-struct Problem {
-    int B, T, C, NH, HS;
-    double flops;
-    float scale;
-    Both<floatX> qkv, out, dout, dqkv;
-    Both<float> stats;
+struct Problem : AttentionProblem {
+    Both<floatX> dout, dqkv;
     float *delta, *dq_sums;     // (B,NH,T), (B,NH,T,HS); these and the next are owned by both.cuh's list
     float *probabilities, *ds;  // (B,NH,T,T), as a forward that stores them would leave them, and scratch; NULL: too large
-    bool rounded = false;       // the running variant rounds P and dS to floatX before it multiplies them
 
     Problem(Shape shape);
-    ~Problem() { attention_free(); }
     void expect_right() {
-        double slack = (NEEDS_MASTER ? 4 : 1) * (8 + sqrt(HS) + sqrt(T)); // in 16 bits exp is the GPU's own instruction
-        expect_near("dqkv", dqkv, 4 * slack + (rounded ? 3 * ROUNDING / F32_ROUNDING : 0));
+        expect_near("dqkv", dqkv, 4 * slack() + (rounded ? 3 * ROUNDING / F32_ROUNDING : 0));
         rounded = false;
     }
 };
@@ -42,25 +35,16 @@ __global__ void probabilities_kernel(float* matrix, const floatX* qkv, const flo
     for (int d = 0; d < HS; d++) s = fmaf(widen(q[d]), widen(k[d]), s);
     matrix[(head.stats + t) * T + u] = u <= t ? fast_exp(s * scale - stats[head.stats + t]) : 0.0f;
 }
-Problem::Problem(Shape shape) {
-    LayerShapes s = attention_shapes(shape);
-    attention_start(s);
-    B = s.B; T = s.T; C = s.C; NH = s.NH; HS = C / NH;
-    flops = 4.0 * B * T * T * C;
-    scale = attention_scale(s);
-    size_t n = (size_t)B * T * C, rows = (size_t)B * NH * T;
-    qkv = random_both(3 * n); dout = random_both(n); dqkv = unset_both(3 * n);
-    Both<floatX> o = unset_both(n);
-    Both<float> lse = unset_both<float>(rows);
-    cpu::attention_forward(o.cpu, lse.cpu, qkv.cpu, B, T, C, NH);
-    out = as_input(o);
-    stats = as_input(lse);
+Problem::Problem(Shape shape) : AttentionProblem(shape, 4) {
+    size_t n = (size_t)B * T * C;
+    dout = random_both(n); dqkv = unset_both(3 * n);
+    out = as_input(out);
+    stats = as_input(stats);
     cpu::attention_backward(dqkv.cpu, dout.cpu, qkv.cpu, out.cpu, stats.cpu, B, T, C, NH);
-    delta = (float*)device_bytes(rows * sizeof(float));
+    delta = (float*)device_bytes((size_t)B * NH * T * sizeof(float));
     dq_sums = (float*)device_bytes(n * sizeof(float));
-    bool fits = matrix_bytes(s) <= MATRIX_MOST;
-    probabilities = fits ? (float*)device_bytes(matrix_bytes(s)) : NULL;
-    ds = fits ? (float*)device_bytes(matrix_bytes(s)) : NULL;
+    probabilities = matrix_or_none();
+    ds = matrix_or_none();
     if (fits)
         probabilities_kernel<<<dim3((unsigned)ceil_div(T, 256), T, B * NH), 256, 0, compute_stream>>>(
             probabilities, qkv.gpu, stats.gpu, scale, T, C, NH, HS);

@@ -21,7 +21,6 @@ constexpr const char* SHAPE_MEANS = variants_are_timed ? "8 sequences; rows are 
 static LayerShapes attention_shapes(Shape s) {
     return layer_shapes(SEQUENCES, s.rows, s.cols, s.cols % HEAD == 0 ? s.cols / HEAD : 1, 1, 1);
 }
-static size_t matrix_bytes(LayerShapes s) { return sizeof(float) * (size_t)s.B * s.NH * s.T * s.T; }
 
 // Prepares both sides for these shapes, and makes cuDNN's plans where cuDNN is available.
 static void attention_start(LayerShapes s) {
@@ -36,7 +35,34 @@ static void attention_start(LayerShapes s) {
 static bool tensor_cores_take(int HS, int threads) {
     return FLOATX_HAS_TENSOR_CORES && HS == HEAD && threads <= TENSOR_CORE_MOST_THREADS;
 }
-static float attention_scale(LayerShapes s) { return 1.0f / sqrtf((float)(s.C / s.NH)); }
+// What both problems have. products: of B T T C operations each.
+struct AttentionProblem {
+    int B, T, C, NH, HS;
+    double flops;
+    float scale;
+    Both<floatX> qkv, out;
+    Both<float> stats;
+    bool fits;            // (B,NH,T,T) numbers are not too large
+    bool rounded = false; // the running variant rounds P (and dS) to floatX before it multiplies it
+
+    AttentionProblem(Shape shape, int products) {
+        LayerShapes s = attention_shapes(shape);
+        attention_start(s);
+        B = s.B; T = s.T; C = s.C; NH = s.NH; HS = C / NH;
+        flops = (double)products * B * T * T * C;
+        scale = 1.0f / sqrtf((float)HS);
+        fits = matrix_bytes() <= MATRIX_MOST;
+        qkv = random_both((size_t)3 * B * T * C);
+        out = unset_both((size_t)B * T * C);
+        stats = unset_both<float>((size_t)B * NH * T);
+        cpu::attention_forward(out.cpu, stats.cpu, qkv.cpu, B, T, C, NH);
+    }
+    ~AttentionProblem() { attention_free(); }
+    size_t matrix_bytes() { return sizeof(float) * (size_t)B * NH * T * T; }
+    float* matrix_or_none() { return fits ? (float*)device_bytes(matrix_bytes()) : NULL; }
+    // in 16 bits exp is the GPU's own instruction
+    double slack() { return (NEEDS_MASTER ? 4 : 1) * (8 + sqrt(HS) + sqrt(T)); }
+};
 
 // ---- one warp per row: lane l has channels l, l + 32, ... of a head's row, N of them, 0 from channel HS on ----
 template <int N> struct LaneRow { float x[N]; };

@@ -10,34 +10,14 @@ outside the tensor cores. (T of 1024 is short: the work around the products also
 #include "attention_common.cuh"
 #include "attention_hopper.cuh"
 
-struct Problem {
-    int B, T, C, NH, HS;
-    double flops;
-    float scale;
-    Both<floatX> qkv, out;
-    Both<float> stats;
+struct Problem : AttentionProblem {
     float* matrix; // (B,NH,T,T) for scores, owned by both.cuh's list; NULL: too large
-    bool rounded = false; // the running variant rounds P to floatX before it multiplies it
 
-    Problem(Shape shape) {
-        LayerShapes s = attention_shapes(shape);
-        attention_start(s);
-        B = s.B; T = s.T; C = s.C; NH = s.NH; HS = C / NH;
-        flops = 2.0 * B * T * T * C;
-        scale = attention_scale(s);
-        size_t n = (size_t)B * T * C;
-        qkv = random_both(3 * n);
-        out = unset_both(n);
-        stats = unset_both<float>((size_t)B * NH * T);
-        matrix = matrix_bytes(s) <= MATRIX_MOST ? (float*)device_bytes(matrix_bytes(s)) : NULL;
-        cpu::attention_forward(out.cpu, stats.cpu, qkv.cpu, B, T, C, NH);
-    }
-    ~Problem() { attention_free(); }
+    Problem(Shape shape) : AttentionProblem(shape, 2) { matrix = matrix_or_none(); }
     void expect_right() {
-        double slack = (NEEDS_MASTER ? 4 : 1) * (8 + sqrt(HS) + sqrt(T)); // in 16 bits exp is the GPU's own instruction
-        expect_near("out", out, slack + (rounded ? 1.5 * ROUNDING / F32_ROUNDING : 0));
+        expect_near("out", out, slack() + (rounded ? 1.5 * ROUNDING / F32_ROUNDING : 0));
         rounded = false;
-        expect_near("stats", stats, slack);
+        expect_near("stats", stats, slack());
     }
 };
 

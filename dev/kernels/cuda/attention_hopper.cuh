@@ -101,16 +101,9 @@ flash_kernel(const __grid_constant__ CUtensorMap map, floatX* out, float* stats,
 #if HAS_HOPPER
     extern __shared__ int4 shared_memory[];
     __shared__ uint64_t full[FLASH_STAGES], empty[FLASH_STAGES];
-    char* q = (char*)shared_memory + (1024 - shared_address(shared_memory) % 1024) % 1024; // where swizzled tiles may begin
+    char* q = first_tile(shared_memory);
     int tile = gridDim.y - 1 - blockIdx.y, group = (int)threadIdx.x / 128 - 1;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < FLASH_STAGES; i++) {
-            mbarrier_init(&full[i], 1);  // the producer, and the bytes that it expects
-            mbarrier_init(&empty[i], 8); // a lane of each consumer warp
-        }
-        mbarrier_init_fence();
-    }
-    __syncthreads(); // there are barriers now
+    pipeline_init(full, empty, FLASH_STAGES);
     if (group < 0) { // the producers need next to no registers, the consumers get theirs
         leave_registers<40>();
         if (threadIdx.x == 0) flash_produce(q, &map, tile, blockIdx.x, C, NH, full, empty);

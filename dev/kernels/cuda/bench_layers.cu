@@ -2,8 +2,8 @@
 bench_layers.cu - the roofline of a training step: what each operation must compute and move, the minimum time for that on
 this GPU, and the measured time.
 
-    bench_layers [--model gpt2] [--vocab-size 50257] [--recompute] [B T [repetitions]]     (16 1024 20)
-    bench_layers --floors TFLOPS GBPS ...     no GPU is needed: only what follows from shapes, and floors at these rates
+    bench_layers                              GPT-2 124M, 16 sequences of 1024 tokens; --help lists the options
+    bench_layers --tflops 989 --gbs 3350      no GPU is needed: only what follows from shapes, and floors at these rates
     bench_layers --peaks                      only what this GPU can do, in a line for experiments/bench_gpu.py
 
 Prints a Markdown table. FLOPs are those of matrix products and attention (its causal half, without what backward computes
@@ -30,8 +30,8 @@ the gain from graphs. It checks that this is the same step; if not, the status i
 #include <string>
 #include <vector>
 
-static bool counting; // --floors: nothing is allocated or run
-static int repetitions = 20;
+static bool counting; // --tflops: nothing is allocated or run
+static int repetitions;
 static cudaEvent_t begin_event, end_event;
 
 static double median(std::vector<double> x) {
@@ -58,7 +58,7 @@ template <typename F> static double median_seconds(F call) {
     return median(seconds);
 }
 
-// ---- arrays on the device, freed at the end of their scope; with --floors NULL ----
+// ---- arrays on the device, freed at the end of their scope; NULL while counting ----
 template <typename T> struct Array { // (n)
     T* x = NULL;
     explicit Array(size_t n) { if (n > 0 && !counting) x = (T*)device_alloc(n * sizeof(T), MEMORY_ACTIVATIONS); }
@@ -366,45 +366,31 @@ static void bench_step(GPT2Config c, int B, int T, int recompute) {
 }
 
 // ---- the command line ----
-typedef struct { GPT2Config config; const char* model; int B, T, recompute; bool only_peaks; } Arguments;
-
-static double rate_argument(const char* text) {
-    char* end;
-    double x = text ? strtod(text, &end) : 0;
-    require(text && *text != 0 && *end == 0 && x > 0 && isfinite(x), "--floors needs two rates, TFLOP/s and GB/s, not '%s'",
-            text ? text : "");
-    return x;
-}
-static int natural_argument(const char* text) {
-    char* end;
-    long n = strtol(text, &end, 10);
-    require(*text != 0 && *end == 0 && n > 0 && n <= 1000000,
-            "B, T, repetitions and the vocabulary must be whole numbers from 1, not '%s'", text);
-    return (int)n;
-}
-static Arguments parse(char** argv) {
-    Arguments a = { {}, "gpt2", 16, GPT2_CONTEXT, RECOMPUTE_NONE, false };
-    a.config.V = GPT2_VOCABULARY;
-    for (argv++; *argv && strncmp(*argv, "--", 2) == 0; argv++) {
-        if (strcmp(*argv, "--recompute") == 0) a.recompute = RECOMPUTE_BLOCK;
-        else if (strcmp(*argv, "--peaks") == 0) a.only_peaks = true;
-        else if (strcmp(*argv, "--model") == 0 && argv[1]) a.model = *++argv;
-        else if (strcmp(*argv, "--vocab-size") == 0 && argv[1]) a.config.V = natural_argument(*++argv);
-        else if (strcmp(*argv, "--floors") == 0) {
-            counting = true;
-            flop_rate = 1e12 * rate_argument(argv[1]);
-            byte_rate = 1e9 * rate_argument(argv[2]);
-            argv += 2;
-        } else die("usage: bench_layers [--model NAME] [--vocab-size N] [--recompute] [--floors TFLOPS GBPS | --peaks]"
-                   " [B T [repetitions]], not '%s'", *argv);
-    }
-    int n = 0;
-    for (; argv[n]; n++) *(n == 0 ? &a.B : n == 1 ? &a.T : &repetitions) = natural_argument(argv[n]);
-    require(n == 0 || n == 2 || n == 3, "after options come B T, or B T repetitions, not %d numbers", n);
+typedef struct {
+    GPT2Config config;
+    const char* model;
+    long long B, T, V, repetitions;
+    double tflops, gbs; // 0: measured
+    int recompute, only_peaks;
+} Arguments;
+static Arguments parse(int argc, char** argv) {
+    Arguments a = { {}, "gpt2", 16, GPT2_CONTEXT, GPT2_VOCABULARY, 20, 0, 0, 0, 0 };
+    OptionTable t = options_table("bench_layers", "the roofline of a training step");
+    option_text(&t, "model", &a.model, "NAME", "gpt2, gpt2-medium, gpt2-large, gpt2-xl or dN");
+    option_int(&t, "vocab-size", &a.V, 1, 1e6, "tokens of the vocabulary");
+    option_int(&t, "batch-size", &a.B, 1, 1e6, "sequences");
+    option_int(&t, "seq-len", &a.T, 1, GPT2_CONTEXT, "tokens of each");
+    option_int(&t, "repetitions", &a.repetitions, 1, 1e6, "timed calls, of which the median counts");
+    option_flag(&t, "recompute", &a.recompute, "blocks are computed again in backward");
+    option_float(&t, "tflops", &a.tflops, 0, 1e6, "only count, with floors at this rate and --gbs: needs no GPU");
+    option_float(&t, "gbs", &a.gbs, 0, 1e6, "GB/s of memory, with --tflops");
+    option_flag(&t, "peaks", &a.only_peaks, "only measure what this GPU can do");
+    options_parse(&t, argc, argv);
+    require((a.tflops > 0) == (a.gbs > 0), "floors need two rates, --tflops and --gbs");
     require(gpt2_named_config(a.model, &a.config),
             "there is no model '%s'; there are gpt2, gpt2-medium, gpt2-large, gpt2-xl and dN", a.model);
-    require(a.T <= GPT2_CONTEXT, "T must be at most %d, not %d", GPT2_CONTEXT, a.T);
     a.config.max_T = GPT2_CONTEXT;
+    a.config.V = (int)a.V;
     a.config.Vp = gpt2_padded_vocabulary(a.config.V);
     return a;
 }
@@ -434,11 +420,15 @@ static void measure_peaks(void) {
     printf("peaks: copy %.0f GB/s, product %.1f TFLOP/s, data sheet %.1f TFLOP/s\n", 1e-9 * byte_rate, 1e-12 * flop_rate,
            1e-12 * device_peak_flops());
 }
-int main(int, char** argv) {
-    Arguments a = parse(argv);
+int main(int argc, char** argv) {
+    Arguments a = parse(argc, argv);
     GPT2Config g = a.config;
-    int B = a.B, T = a.T, N = B * T;
-    again = a.recompute == RECOMPUTE_BLOCK ? 2 : 1;
+    int B = (int)a.B, T = (int)a.T, N = B * T;
+    counting = a.tflops > 0;
+    flop_rate = 1e12 * a.tflops;
+    byte_rate = 1e9 * a.gbs;
+    repetitions = (int)a.repetitions;
+    again = a.recompute ? 2 : 1;
     classifier_elements = classifier_elements_cuda(80e9, false); // of a GPU like an H100; layers_choose asks the actual one
     CoreSeconds begin = core_seconds();
     if (!counting) {
@@ -465,7 +455,7 @@ int main(int, char** argv) {
     printf("measured: %.0f tokens/s, %.1f %% of the product's rate; peak_flops %.4g flops_per_token %.4g\n",
            N / sum.seconds, 100 * flops / sum.seconds / flop_rate, flop_rate, gpt2_flops_per_token(g, T));
     layers_free();
-    bench_step(g, B, T, a.recompute);
+    bench_step(g, B, T, a.recompute ? RECOMPUTE_BLOCK : RECOMPUTE_NONE);
     say_if_peak_changed(1e-9 * byte_rate, 1e-9 * copy_rate(COPIED_BYTES), "GB/s");
     say_if_peak_changed(1e-12 * flop_rate, 1e-12 * product_rate(PRODUCT), "TFLOP/s");
     say_if_others_ran(begin);

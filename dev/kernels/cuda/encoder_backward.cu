@@ -6,14 +6,8 @@ dwpe is a plain sum. dwte is not: which rows belong together depends on the data
 of the vocabulary is in none. Either every row goes to its token, and rows get in one another's way, or every token looks for
 its rows. One read of dout, a read and a write of the rows of dwte that change, and a write of dwpe are counted.
 */
-#include "variants.cuh"
-#include "../../../llmc/device/cuda/encoder.cuh"
+#include "encoder_common.cuh"
 
-// Sequences of 1024 tokens, or of 7 in a small shape: several of them, so that a mistaken position shows.
-static int sequence_length(int rows) {
-    for (int T : { 1024, 7 }) if (rows % T == 0) return T;
-    return rows;
-}
 // Tokens as uneven as those of a text: of 50304 tokens the most frequent has 3 % of the positions.
 static std::vector<int> uneven_tokens(int n, int V) {
     std::vector<int> tokens((size_t)n);

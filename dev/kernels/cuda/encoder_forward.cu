@@ -5,14 +5,8 @@ This is the smallest kernel. Tokens pick the rows of wte, but each row is a run 
 divisions and small loads can make a kernel slow. Two rows read and one written are counted for each token, although rows of
 wpe are the same for every sequence and come from the cache.
 */
-#include "variants.cuh"
-#include "../../../llmc/device/cuda/encoder.cuh"
+#include "encoder_common.cuh"
 
-// Sequences of 1024 tokens, or of 7 in a small shape: several of them, so that a mistaken position shows.
-static int sequence_length(int rows) {
-    for (int T : { 1024, 7 }) if (rows % T == 0) return T;
-    return rows;
-}
 struct Problem {
     int T, B, C, V;
     double bytes; // that must be moved once

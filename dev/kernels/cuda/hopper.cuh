@@ -136,6 +136,23 @@ __device__ inline uint64_t wgmma_operand(const void* tile, unsigned leading = 0)
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(leading >> 4) << 16 | shared_address(tile) >> 4;
 }
 
+// ---- tiles that one warpgroup asks for and two others read, in `stages` places ----
+// full: complete with the bytes that the producer expects. empty: with a lane of each of the 8 consumer warps.
+__device__ inline void pipeline_init(uint64_t* full, uint64_t* empty, int stages) {
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < stages; s++) {
+            mbarrier_init(&full[s], 1);
+            mbarrier_init(&empty[s], 8);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads(); // there are barriers now
+}
+// Where swizzled tiles may begin in shared memory
+__device__ inline char* first_tile(int4* shared_memory) {
+    return (char*)shared_memory + (1024 - shared_address(shared_memory) % 1024) % 1024;
+}
+
 // ---- the host's side ----
 static bool gpu_is_hopper() {
     int device, major, minor;

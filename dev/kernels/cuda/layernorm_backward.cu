@@ -42,24 +42,31 @@ struct Problem {
                           int N, int C
 #define KERNEL_ARGUMENTS(p) (p).dout.gpu, (p).inp.gpu, (p).w.gpu, (p).mean.gpu, (p).rstd.gpu, (p).N, (p).C
 
-// ---- 1: what one would write first ----
-// One thread per row for dinp, one per column for dw and db. Down a column neighbouring threads read neighbours, but C threads
-// are a few hundred on a GPU that needs a hundred thousand; and dout and inp are read a second time.
-__global__ void rows_kernel(floatX* dinp, KERNEL_PARAMETERS) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= N) return;
+// Row i of dinp, by the threads that have it. add(c, dw, db): what it gives to those sums.
+template <typename Row, typename Add>
+__device__ inline void row_backward(floatX* dinp, int i, Add add, KERNEL_PARAMETERS) {
     size_t row = (size_t)i * C;
-    float sum_g = 0, sum_gn = 0;
-    for (int c = 0; c < C; c++) {
-        float n = (widen(inp[row + c]) - mean[i]) * rstd[i], g = widen(dout[row + c]) * widen(w[c]);
+    float m = mean[i], r = rstd[i], sum_g = 0, sum_gn = 0;
+    (void)N;
+    for (int c = Row::begin(); c < C; c += Row::step()) {
+        float n = (widen(inp[row + c]) - m) * r, d = widen(dout[row + c]), g = d * widen(w[c]);
         sum_g += g;
         sum_gn += g * n;
+        add(c, d * n, d);
     }
-    float mean_g = sum_g / C, mean_gn = sum_gn / C;
-    for (int c = 0; c < C; c++) {
-        float n = (widen(inp[row + c]) - mean[i]) * rstd[i], g = widen(dout[row + c]) * widen(w[c]);
-        dinp[row + c] = narrow<floatX>(widen(dinp[row + c]) + rstd[i] * (g - mean_g - n * mean_gn));
+    float mean_g = Row::sum(sum_g) / C, mean_gn = Row::sum(sum_gn) / C;
+    for (int c = Row::begin(); c < C; c += Row::step()) {
+        float n = (widen(inp[row + c]) - m) * r, g = widen(dout[row + c]) * widen(w[c]);
+        dinp[row + c] = narrow<floatX>(widen(dinp[row + c]) + r * (g - mean_g - n * mean_gn));
     }
+}
+
+// ---- 1: what one would write first ----
+// One thread per row for dinp, one per column for dw and db. Down a column neighbouring threads read neighbours, but C
+// threads are a few hundred on a GPU that needs a hundred thousand; and dout and inp are read a second time.
+__global__ void rows_kernel(floatX* dinp, KERNEL_PARAMETERS) {
+    int i = ThreadPerRow::row();
+    if (i < N) row_backward<ThreadPerRow>(dinp, i, [](int, float, float) {}, dout, inp, w, mean, rstd, N, C);
 }
 __global__ void columns_kernel(floatX* dw, floatX* db, KERNEL_PARAMETERS) {
     int c = blockIdx.x * blockDim.x + threadIdx.x;
@@ -83,22 +90,12 @@ VARIANT(layernorm_backward_1_naive, "one thread per row, then one per column") {
 // Everything in one pass and neighbours read neighbours, but 2 N C atomics at 2 C addresses queue up, and their order decides
 // the last bits. The sums are fp32, because in 16 bits each addition would round; a second kernel rounds them once.
 __global__ void warp_kernel(floatX* dinp, float* sum_dw, float* sum_db, KERNEL_PARAMETERS) {
-    int i = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP;
-    if (i >= N) return;
-    size_t row = (size_t)i * C;
-    float sum_g = 0, sum_gn = 0;
-    for (int c = lane; c < C; c += WARP) {
-        float n = (widen(inp[row + c]) - mean[i]) * rstd[i], d = widen(dout[row + c]), g = d * widen(w[c]);
-        sum_g += g;
-        sum_gn += g * n;
-        atomicAdd(&sum_dw[c], d * n);
-        atomicAdd(&sum_db[c], d);
-    }
-    float mean_g = warp_sum(sum_g) / C, mean_gn = warp_sum(sum_gn) / C;
-    for (int c = lane; c < C; c += WARP) {
-        float n = (widen(inp[row + c]) - mean[i]) * rstd[i], g = widen(dout[row + c]) * widen(w[c]);
-        dinp[row + c] = narrow<floatX>(widen(dinp[row + c]) + rstd[i] * (g - mean_g - n * mean_gn));
-    }
+    int i = WarpPerRow::row();
+    auto add = [&](int c, float dw, float db) {
+        atomicAdd(&sum_dw[c], dw);
+        atomicAdd(&sum_db[c], db);
+    };
+    if (i < N) row_backward<WarpPerRow>(dinp, i, add, dout, inp, w, mean, rstd, N, C);
 }
 __global__ void round_kernel(floatX* dw, floatX* db, const float* sum_dw, const float* sum_db, int C) {
     int c = blockIdx.x * blockDim.x + threadIdx.x;
@@ -121,25 +118,11 @@ VARIANT(layernorm_backward_2_atomics, "one warp per row, atomics for sums over r
 // each mean, and between them the whole block waits for its slowest load.
 __global__ void block_kernel(floatX* dinp, float* partial, KERNEL_PARAMETERS) {
     extern __shared__ int4 shared_memory[];
-    __shared__ float of_warps[WARP];
     float *dw = (float*)shared_memory, *db = dw + C; // (C) each
+    auto add = [&](int c, float row_dw, float row_db) { dw[c] += row_dw; db[c] += row_db; };
     for (int c = threadIdx.x; c < C; c += blockDim.x) dw[c] = db[c] = 0;
-    for (int i = blockIdx.x; i < N; i += gridDim.x) {
-        size_t row = (size_t)i * C;
-        float m = mean[i], r = rstd[i], sum_g = 0, sum_gn = 0;
-        for (int c = threadIdx.x; c < C; c += blockDim.x) {
-            float n = (widen(inp[row + c]) - m) * r, d = widen(dout[row + c]), g = d * widen(w[c]);
-            sum_g += g;
-            sum_gn += g * n;
-            dw[c] += d * n;
-            db[c] += d;
-        }
-        float mean_g = block_sum(sum_g, of_warps) / C, mean_gn = block_sum(sum_gn, of_warps) / C;
-        for (int c = threadIdx.x; c < C; c += blockDim.x) {
-            float n = (widen(inp[row + c]) - m) * r, g = widen(dout[row + c]) * widen(w[c]);
-            dinp[row + c] = narrow<floatX>(widen(dinp[row + c]) + r * (g - mean_g - n * mean_gn));
-        }
-    }
+    for (int i = blockIdx.x; i < N; i += gridDim.x)
+        row_backward<BlockPerRow>(dinp, i, add, dout, inp, w, mean, rstd, N, C);
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         partial[(size_t)blockIdx.x * 2 * C + c] = dw[c];
         partial[(size_t)blockIdx.x * 2 * C + C + c] = db[c];

@@ -3,7 +3,7 @@ layernorm_forward.cu - the residual addition and layernorm, forward, in several 
 and out = (res - mean(res)) * rstd(res) * w + b over each of N rows of C channels.
 
 It reads two rows and writes two, and does next to no arithmetic, so at best it is as fast as a copy of as many bytes.
-`make build/cuda-bf16/variants/layernorm_forward` and run it; dev/kernels/cuda/README.md says what the columns mean.
+`make build/cuda-bf16/variants/layernorm_forward` and run it; dev/kernels/README.md says what the columns mean.
 */
 #include "layernorm_common.cuh"
 
@@ -12,86 +12,48 @@ It reads two rows and writes two, and does next to no arithmetic, so at best it 
 #define KERNEL_ARGUMENTS(p) (p).res.gpu, (p).out.gpu, (p).mean.gpu, (p).rstd.gpu, (p).inp1.gpu, (p).inp2.gpu, \
                             (p).w.gpu, (p).b.gpu, (p).N, (p).C
 
-// ---- 1: what one would write first ----
-// One row per thread. Neighbouring threads read C elements apart, so each element that a warp reads brings a whole sector of
-// 32 bytes from memory, and there are only N threads to hide the wait.
-__global__ void naive_kernel(KERNEL_PARAMETERS) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
+// Variants 1 to 3: as the formula is printed, a row by one thread, one warp or one block.
+template <typename Row> __global__ void rows_kernel(KERNEL_PARAMETERS) {
+    int i = Row::row();
     if (i >= N) return;
     size_t row = (size_t)i * C;
     float sum = 0, square = 0;
-    for (int c = 0; c < C; c++) {
+    for (int c = Row::begin(); c < C; c += Row::step()) {
         res[row + c] = narrow<floatX>(widen(inp1[row + c]) + widen(inp2[row + c]));
         sum += widen(res[row + c]);
     }
-    float m = sum / C;
-    for (int c = 0; c < C; c++) {
+    float m = Row::sum(sum) / C;
+    for (int c = Row::begin(); c < C; c += Row::step()) {
         float x = widen(res[row + c]) - m;
         square += x * x;
     }
-    float s = 1.0f / sqrtf(square / C + LAYERNORM_EPS);
-    for (int c = 0; c < C; c++) out[row + c] = narrow<floatX>((widen(res[row + c]) - m) * s * widen(w[c]) + widen(b[c]));
+    float s = 1.0f / sqrtf(Row::sum(square) / C + LAYERNORM_EPS);
+    for (int c = Row::begin(); c < C; c += Row::step())
+        out[row + c] = narrow<floatX>((widen(res[row + c]) - m) * s * widen(w[c]) + widen(b[c]));
+    if (Row::begin() != 0) return;
     mean[i] = m;
     rstd[i] = s;
 }
-VARIANT(layernorm_forward_1_naive, "one thread per row") {
-    naive_kernel<<<(unsigned)ceil_div(p.N, threads), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+template <typename Row> static void launch_rows(Problem& p, int threads) {
+    rows_kernel<Row><<<Row::blocks(p.N, threads), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
 }
+
+// ---- 1: what one would write first ----
+// One row per thread. Neighbouring threads read C elements apart, so each element that a warp reads brings a whole
+// sector of 32 bytes from memory, and there are only N threads to hide the wait.
+VARIANT(layernorm_forward_1_naive, "one thread per row") { launch_rows<ThreadPerRow>(p, threads); }
 
 // ---- 2: neighbouring threads, neighbouring addresses ----
 // One row per warp; each lane has every 32nd element.
-__global__ void warp_kernel(KERNEL_PARAMETERS) {
-    int i = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP;
-    if (i >= N) return;
-    size_t row = (size_t)i * C;
-    float sum = 0, square = 0;
-    for (int c = lane; c < C; c += WARP) {
-        res[row + c] = narrow<floatX>(widen(inp1[row + c]) + widen(inp2[row + c]));
-        sum += widen(res[row + c]);
-    }
-    float m = warp_sum(sum) / C;
-    for (int c = lane; c < C; c += WARP) {
-        float x = widen(res[row + c]) - m;
-        square += x * x;
-    }
-    float s = 1.0f / sqrtf(warp_sum(square) / C + LAYERNORM_EPS);
-    for (int c = lane; c < C; c += WARP)
-        out[row + c] = narrow<floatX>((widen(res[row + c]) - m) * s * widen(w[c]) + widen(b[c]));
-    if (lane != 0) return;
-    mean[i] = m;
-    rstd[i] = s;
-}
 VARIANT(layernorm_forward_2_warp, "one warp per row: neighbours read neighbours") {
-    warp_kernel<<<(unsigned)ceil_div(p.N, threads / WARP), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    launch_rows<WarpPerRow>(p, threads);
 }
 
 // ---- 3: more threads per row ----
 // One row per block. More loads are under way for one row, but each of the two sums now needs two barriers of the whole block,
 // and at a barrier no load is under way.
-__global__ void block_kernel(KERNEL_PARAMETERS) {
-    __shared__ float of_warps[WARP];
-    int i = blockIdx.x; // the grid has N blocks
-    (void)N;
-    size_t row = (size_t)i * C;
-    float sum = 0, square = 0;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        res[row + c] = narrow<floatX>(widen(inp1[row + c]) + widen(inp2[row + c]));
-        sum += widen(res[row + c]);
-    }
-    float m = block_sum(sum, of_warps) / C;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        float x = widen(res[row + c]) - m;
-        square += x * x;
-    }
-    float s = 1.0f / sqrtf(block_sum(square, of_warps) / C + LAYERNORM_EPS);
-    for (int c = threadIdx.x; c < C; c += blockDim.x)
-        out[row + c] = narrow<floatX>((widen(res[row + c]) - m) * s * widen(w[c]) + widen(b[c]));
-    if (threadIdx.x != 0) return;
-    mean[i] = m;
-    rstd[i] = s;
-}
 VARIANT(layernorm_forward_3_block, "one block per row: more loads under way, barriers at each sum") {
-    block_kernel<<<p.N, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    launch_rows<BlockPerRow>(p, threads);
 }
 
 // ---- 4: the row stays in registers ----

@@ -4,13 +4,13 @@ matmul_backward.cu - the gradients of a linear layer in several kernels. Forward
     dinp (N,C)  = dout (N,OC) w (OC,C)            sums over OC
     dw (OC,C)  += dout (N,OC)^T inp (N,C)         sums over N
 
-This is twice forward's arithmetic on the same arrays, but neighbours in memory are no longer neighbours in the sum: all operands
-but the first dout lie "by columns" (matmul_tensor_cores.cuh). This helps the simplest kernel, in which neighbouring threads now
-read neighbours. Every better kernel has to transpose, which is nearly free where the hardware can do it: ldmatrix.trans, and two
-bits of wgmma's instruction. Forward's steps in between are not repeated here. The bias's gradient is another operation.
+This is twice forward's arithmetic on the same arrays, but neighbours in memory are no longer neighbours in the sum: all
+operands but the first dout lie "by columns" (matmul_common.cuh). This helps the simplest kernel, in which neighbouring
+threads now read neighbours. Every better kernel has to transpose, which is nearly free where the hardware can do it:
+ldmatrix.trans, and two bits of wgmma's instruction. This file skips forward's steps in between. bias_backward.cu is the
+bias's gradient.
 */
-#include "variants.cuh"
-#include "library.cuh"
+#include "matmul_common.cuh"
 #include "matmul_hopper.cuh"
 #include "matmul_tensor_cores.cuh"
 
@@ -27,7 +27,7 @@ struct Problem {
         dw = random_both((size_t)OC * C); // what is added to
         cpu::matmul_backward_input(dinp.cpu, dout.cpu, w.cpu, N, C, OC);
         cpu::matmul_backward_weight(dw.cpu, NULL, dout.cpu, inp.cpu, N, C, OC, GRAD_ADD);
-        // as a step's first micro-batch does. Algorithms are tried here: a sum that is added to cannot be computed twice
+        // like a step's first micro-batch: algorithms are tried here, because a sum that adds cannot be computed twice
         matmul_backward_weight(dw.gpu, NULL, dout.gpu, inp.gpu, N, C, OC, GRAD_SET);
     }
     void expect_right() { // a sum in one thread's order is off by about the root of its length, in roundings
@@ -38,82 +38,37 @@ struct Problem {
 static MatmulOutput output_dinp(Problem& p) { return { p.dinp.gpu, NULL, GRAD_SET, p.N, p.C }; }
 static MatmulOutput output_dw(Problem& p) { return { p.dw.gpu, NULL, GRAD_ADD, p.OC, p.C }; }
 
-// An operand for kernels that take it by rows or by columns: element (i,k) is x[i * row + k * next].
-struct Operand { const floatX* x; size_t row, next; };
-static Operand by_rows(const floatX* x, int K) { return { x, (size_t)K, 1 }; }
-static Operand by_columns(const floatX* x, int rows) { return { x, 1, (size_t)rows }; }
+#define DINP(p) output_dinp(p), (p).dout.gpu, (p).w.gpu, (p).OC
+#define DW(p) output_dw(p), (p).dout.gpu, (p).inp.gpu, (p).N
 
 // ---- 1: what one would write first ----
-// One result per thread, and neighbours have neighbouring columns: in one step of k a warp reads 32 neighbours of w or inp, and
-// one number of dout for all. But every number still comes from the cache for every use.
-__global__ void naive_kernel(MatmulOutput out, Operand a, Operand b, int K) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x, row = i / out.N, col = i % out.N;
-    if (row >= out.M) return;
-    float sum = 0;
-    for (int k = 0; k < K; k++) sum += widen(a.x[row * a.row + k * a.next]) * widen(b.x[col * b.row + k * b.next]);
-    put(out, sum, row, col);
-}
-static void launch_naive(MatmulOutput out, Operand a, Operand b, int K, int threads) {
-    naive_kernel<<<(unsigned)ceil_div((size_t)out.M * out.N, threads), threads, 0, compute_stream>>>(out, a, b, K);
-}
+// One result per thread. Neighbouring threads compute neighbouring columns, so in one step of k a warp reads 32
+// neighbours of w or inp, and one number of dout for all lanes. But every use of a number still loads it from the
+// cache.
 VARIANT(matmul_backward_1_naive, "one result per thread") {
-    if ((size_t)std::max(p.N, p.OC) * p.C > INT32_MAX / 2) return not_offered(); // results are counted in int
-    launch_naive(output_dinp(p), by_rows(p.dout.gpu, p.OC), by_columns(p.w.gpu, p.C), p.OC, threads);
-    launch_naive(output_dw(p), by_columns(p.dout.gpu, p.OC), by_columns(p.inp.gpu, p.C), p.N, threads);
+    is_offered = launch_results<ThreadPerRow, BY_ROWS, BY_COLUMNS>(DINP(p), threads) &&
+                 launch_results<ThreadPerRow, BY_COLUMNS, BY_COLUMNS>(DW(p), threads);
 }
 
 // ---- 2: tiles in shared memory, 4 x 4 results per thread ----
-// As in forward. Neighbouring threads load neighbours in either layout; a tile that lies by columns is transposed as it is
-// written, and rows of T + 1 keep those writes in different banks.
-template <int T> __device__ inline void load_tile(float (*tile)[T + 1], Operand o, int row, int k, int rows, int K) {
-    int x = threadIdx.x % T, y = threadIdx.x / T;
-    for (int i = 0; i < 4 * T; i += T) {
-        int r = i + (o.next == 1 ? y : x), c = o.next == 1 ? x : y;
-        tile[r][c] = row + r < rows && k + c < K ? widen(o.x[(row + r) * o.row + (k + c) * o.next]) : 0;
-    }
-}
-template <int T> __global__ void tile_kernel(MatmulOutput out, Operand a, Operand b, int K) {
-    __shared__ float part_a[4 * T][T + 1], part_b[4 * T][T + 1];
-    int x = threadIdx.x % T, y = threadIdx.x / T, row = blockIdx.y * 4 * T, col = blockIdx.x * 4 * T;
-    float sums[4][4] = {};
-    for (int k = 0; k < K; k += T) {
-        load_tile<T>(part_a, a, row, k, out.M, K);
-        load_tile<T>(part_b, b, col, k, out.N, K);
-        __syncthreads();
-        for (int kk = 0; kk < T; kk++)
-            for (int i = 0; i < 4; i++)
-                for (int j = 0; j < 4; j++) sums[i][j] += part_a[y + i * T][kk] * part_b[x + j * T][kk];
-        __syncthreads(); // else the next tile comes while others still read this one
-    }
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++) put(out, sums[i][j], row + y + i * T, col + x + j * T);
-}
-template <int T> static void launch_tile(MatmulOutput out, Operand a, Operand b, int K) {
-    dim3 blocks((unsigned)ceil_div(out.N, 4 * T), (unsigned)ceil_div(out.M, 4 * T));
-    tile_kernel<T><<<blocks, T * T, 0, compute_stream>>>(out, a, b, K);
-}
-template <int T> static bool launch_tiles(Problem& p) {
-    launch_tile<T>(output_dinp(p), by_rows(p.dout.gpu, p.OC), by_columns(p.w.gpu, p.C), p.OC);
-    launch_tile<T>(output_dw(p), by_columns(p.dout.gpu, p.OC), by_columns(p.inp.gpu, p.C), p.N);
-    return true;
-}
+// As in forward, by the same kernel (matmul_common.cuh), which transposes a tile that lies by columns as it writes it.
 VARIANT(matmul_backward_2_tiles, "tiles in shared memory, 4 x 4 results per thread") {
-    is_offered = threads == 64 ? launch_tiles<8>(p) : threads == 256 && launch_tiles<16>(p);
+    is_offered = launch_tiles<BY_ROWS, BY_COLUMNS>(DINP(p), threads) &&
+                 launch_tiles<BY_COLUMNS, BY_COLUMNS>(DW(p), threads);
 }
 
 // ---- 3: tensor cores ----
-// The kernel of forward. A tile lies in shared memory as it does in memory, and ldmatrix transposes what lies by columns on its
-// way into registers. (Both products have the same conditions, so if the first is refused nothing has been done.)
+// Forward's kernel. A tile lies in shared memory as it does in memory, and ldmatrix transposes a tile by columns on its
+// way into registers. (Both products meet the same conditions: if the first is refused, neither runs.)
 VARIANT(matmul_backward_3_tensor_cores, "tensor cores, ldmatrix transposes operands by columns") {
-    is_offered = mma_launch<BY_ROWS, BY_COLUMNS>(output_dinp(p), p.dout.gpu, p.w.gpu, p.OC, threads) &&
-                 mma_launch<BY_COLUMNS, BY_COLUMNS>(output_dw(p), p.dout.gpu, p.inp.gpu, p.N, threads);
+    is_offered = mma_launch<BY_ROWS, BY_COLUMNS>(DINP(p), threads) &&
+                 mma_launch<BY_COLUMNS, BY_COLUMNS>(DW(p), threads);
 }
 
 // ---- 4: Hopper ----
-// wgmma takes an operand by columns if its instruction says so.
+// A bit of wgmma's instruction selects operands by columns.
 VARIANT(matmul_backward_4_hopper, "Hopper's own: tiles by TMA, products by wgmma", OWN_BLOCKS) {
-    is_offered = wg_launch<BY_ROWS, BY_COLUMNS>(output_dinp(p), p.dout.gpu, p.w.gpu, p.OC) &&
-                 wg_launch<BY_COLUMNS, BY_COLUMNS>(output_dw(p), p.dout.gpu, p.inp.gpu, p.N);
+    is_offered = wg_launch<BY_ROWS, BY_COLUMNS>(DINP(p)) && wg_launch<BY_COLUMNS, BY_COLUMNS>(DW(p));
 }
 
 // ---- 5: the library ----

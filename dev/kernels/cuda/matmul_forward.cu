@@ -9,8 +9,7 @@ additions in a cycle, its tensor cores 2048 of 16-bit numbers. From there on the
 In both w and inp, neighbours in memory are neighbours in the sum, k. So threads that have different results cannot share a
 load, as they could in a product with w instead of w^T; matmul_backward.cu has such products.
 */
-#include "variants.cuh"
-#include "library.cuh"
+#include "matmul_common.cuh"
 #include "matmul_hopper.cuh"
 #include "matmul_tensor_cores.cuh"
 
@@ -35,34 +34,16 @@ static MatmulOutput output(Problem& p) { return { p.out.gpu, p.bias.gpu, GRAD_SE
 
 // ---- 1: what one would write first ----
 // One result per thread. Each of a warp's 32 threads reads its own row of w: 32 places far apart for 32 multiplications, and the
-// cache has to find them one after the other.
-__global__ void naive_kernel(KERNEL_PARAMETERS) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x, row = i / out.N, col = i % out.N;
-    if (row >= out.M) return;
-    float sum = 0;
-    for (int k = 0; k < C; k++) sum += widen(inp[(size_t)row * C + k]) * widen(w[(size_t)col * C + k]);
-    put(out, sum, row, col);
-}
+// cache has to find them one after the other. matmul_common.cuh has this kernel and the next one.
 VARIANT(matmul_forward_1_naive, "one result per thread") {
-    if ((size_t)p.N * p.OC > INT32_MAX / 2) return not_offered(); // results are counted in int
-    naive_kernel<<<(unsigned)ceil_div((size_t)p.N * p.OC, threads), threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    is_offered = launch_results<ThreadPerRow, BY_ROWS, BY_ROWS>(KERNEL_ARGUMENTS(p), threads);
 }
 
 // ---- 2: neighbours read neighbours ----
 // One result per warp, whose lanes take turns along k: what they read lies side by side, one or two lines of the cache for 32
 // multiplications. But every number still comes from the cache for every use, and a warp's sum takes ten more instructions.
-__global__ void warp_kernel(KERNEL_PARAMETERS) {
-    int i = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, row = i / out.N, col = i % out.N;
-    if (row >= out.M) return;
-    float sum = 0;
-    for (int k = threadIdx.x % WARP; k < C; k += WARP) sum += widen(inp[(size_t)row * C + k]) * widen(w[(size_t)col * C + k]);
-    sum = warp_sum(sum);
-    if (threadIdx.x % WARP == 0) put(out, sum, row, col);
-}
 VARIANT(matmul_forward_2_warp, "one result per warp: neighbours read neighbours") {
-    if ((size_t)p.N * p.OC > INT32_MAX / WARP / 2) return not_offered(); // threads are counted in int
-    unsigned blocks = (unsigned)ceil_div((size_t)p.N * p.OC, threads / WARP);
-    warp_kernel<<<blocks, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+    is_offered = launch_results<WarpPerRow, BY_ROWS, BY_ROWS>(KERNEL_ARGUMENTS(p), threads);
 }
 
 // ---- 3: a tile in shared memory ----
@@ -81,43 +62,23 @@ template <int T> __global__ void shared_kernel(KERNEL_PARAMETERS) {
     }
     put(out, sum, row + y, col + x);
 }
-template <int T> static bool launch_shared(Problem& p) {
-    dim3 blocks((unsigned)ceil_div(p.OC, T), (unsigned)ceil_div(p.N, T));
-    shared_kernel<T><<<blocks, T * T, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
+// `kernel` with a block of T x T threads for each tile of `side` x `side` results. Returns true.
+template <typename Kernel> static bool launch(Kernel* kernel, Problem& p, int side, int threads) {
+    dim3 blocks((unsigned)ceil_div(p.OC, side), (unsigned)ceil_div(p.N, side));
+    kernel<<<blocks, threads, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
     return true;
 }
 VARIANT(matmul_forward_3_shared, "tiles in shared memory") {
-    is_offered = threads == 64 ? launch_shared<8>(p) : threads == 256 ? launch_shared<16>(p) : threads == 1024 && launch_shared<32>(p);
+    is_offered = threads == 64 ? launch(shared_kernel<8>, p, 8, threads)
+        : threads == 256 ? launch(shared_kernel<16>, p, 16, threads)
+        : threads == 1024 && launch(shared_kernel<32>, p, 32, threads);
 }
 
 // ---- 4: more results per thread ----
 // A thread makes 4 x 4 results, for which it reads 4 + 4 numbers from shared memory: half a read for each multiplication, not
 // two. T x T threads, 4T x 4T results, T steps of k at a time.
-template <int T> __global__ void register_kernel(KERNEL_PARAMETERS) {
-    __shared__ float a[4 * T][T + 1], b[4 * T][T + 1];
-    int x = threadIdx.x % T, y = threadIdx.x / T, row = blockIdx.y * 4 * T, col = blockIdx.x * 4 * T;
-    float sums[4][4] = {};
-    for (int k = 0; k < C; k += T) {
-        for (int i = y; i < 4 * T; i += T) {
-            a[i][x] = row + i < out.M && k + x < C ? widen(inp[(size_t)(row + i) * C + k + x]) : 0;
-            b[i][x] = col + i < out.N && k + x < C ? widen(w[(size_t)(col + i) * C + k + x]) : 0;
-        }
-        __syncthreads();
-        for (int kk = 0; kk < T; kk++)
-            for (int i = 0; i < 4; i++)
-                for (int j = 0; j < 4; j++) sums[i][j] += a[y + i * T][kk] * b[x + j * T][kk]; // the compiler reads each once
-        __syncthreads();
-    }
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++) put(out, sums[i][j], row + y + i * T, col + x + j * T);
-}
-template <int T> static bool launch_register(Problem& p) {
-    dim3 blocks((unsigned)ceil_div(p.OC, 4 * T), (unsigned)ceil_div(p.N, 4 * T));
-    register_kernel<T><<<blocks, T * T, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
-    return true;
-}
 VARIANT(matmul_forward_4_register, "4 x 4 results per thread") {
-    is_offered = threads == 64 ? launch_register<8>(p) : threads == 256 && launch_register<16>(p);
+    is_offered = launch_tiles<BY_ROWS, BY_ROWS>(KERNEL_ARGUMENTS(p), threads);
 }
 
 // ---- 5: 16 bytes a load, and the next tile on its way meanwhile ----
@@ -159,21 +120,17 @@ template <int T> __global__ void async_kernel(KERNEL_PARAMETERS) {
     for (int i = 0; i < 8; i++)
         for (int j = 0; j < 8; j++) put(out, sums[i][j], row + y + i * T, col + x + j * T);
 }
-template <int T> static bool launch_async(Problem& p) {
-    dim3 blocks((unsigned)ceil_div(p.OC, 8 * T), (unsigned)ceil_div(p.N, 8 * T));
-    async_kernel<T><<<blocks, T * T, 0, compute_stream>>>(KERNEL_ARGUMENTS(p));
-    return true;
-}
 VARIANT(matmul_forward_5_async, "8 x 8, 16 bytes a load, the next tile on its way") {
     if (!rows_are_vectors(p.C, p.inp.gpu, p.w.gpu)) return not_offered();
-    is_offered = threads == 64 ? launch_async<8>(p) : threads == 256 && launch_async<16>(p);
+    is_offered = threads == 64 ? launch(async_kernel<8>, p, 8 * 8, threads)
+        : threads == 256 && launch(async_kernel<16>, p, 8 * 16, threads);
 }
 
 // ---- 6: tensor cores ----
 // A warp's 32 lanes together multiply 16 x 16 by 16 x 8 in one instruction, from registers that ldmatrix fills, four at a time.
 // So a number from shared memory serves 32 or 64 results. Copies run three tiles ahead. matmul_tensor_cores.cuh has the kernel.
 VARIANT(matmul_forward_6_tensor_cores, "tensor cores, three tiles on their way") {
-    is_offered = mma_launch<BY_ROWS, BY_ROWS>(output(p), p.inp.gpu, p.w.gpu, p.C, threads);
+    is_offered = mma_launch<BY_ROWS, BY_ROWS>(KERNEL_ARGUMENTS(p), threads);
 }
 
 // ---- 7: Hopper ----
@@ -181,7 +138,7 @@ VARIANT(matmul_forward_6_tensor_cores, "tensor cores, three tiles on their way")
 // reads both operands in shared memory; TMA copies them there when one thread asks; different warps copy and multiply. And a
 // number from shared memory serves 64 or 128 results. matmul_hopper.cuh has the kernel.
 VARIANT(matmul_forward_7_hopper, "Hopper's own: tiles by TMA, products by wgmma", OWN_BLOCKS) {
-    is_offered = wg_launch<BY_ROWS, BY_ROWS>(output(p), p.inp.gpu, p.w.gpu, p.C);
+    is_offered = wg_launch<BY_ROWS, BY_ROWS>(KERNEL_ARGUMENTS(p));
 }
 
 // ---- 8: the library ----

@@ -70,17 +70,10 @@ template <Lies A, Lies B> __global__ void __launch_bounds__(WG_THREADS) wg_kerne
 #if HAS_HOPPER
     extern __shared__ int4 shared_memory[];
     __shared__ uint64_t full[WG_MOST_STAGES], empty[WG_MOST_STAGES];
-    char* tiles = (char*)shared_memory + (1024 - shared_address(shared_memory) % 1024) % 1024; // where swizzled tiles may begin
+    char* tiles = first_tile(shared_memory);
     int row = blockIdx.y * WG_TILE_M, col = blockIdx.x * WG_TILE_N, steps = (K + WG_K - 1) / WG_K;
     int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x % 128 / WARP, lane = threadIdx.x % WARP;
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < stages; s++) {
-            mbarrier_init(&full[s], 1);   // the producer, and the bytes that it expects
-            mbarrier_init(&empty[s], 8);  // a lane of each consumer warp
-        }
-        mbarrier_init_fence();
-    }
-    __syncthreads(); // there are barriers now
+    pipeline_init(full, empty, stages);
     if (group < 0) { // the producers need next to no registers, the consumers get theirs
         leave_registers<40>();
         if (threadIdx.x == 0) wg_produce<A, B>(tiles, &map_a, &map_b, row, col, steps, stages, full, empty);

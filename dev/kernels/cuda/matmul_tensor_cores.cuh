@@ -2,40 +2,11 @@
 matmul_tensor_cores.cuh - a product of matrices by the tensor cores of compute capability 8.0 and later, where a block gets the
 82 KB of shared memory that it needs. matmul_forward.cu and matmul_backward.cu share it: they differ in how their operands lie in
 memory, and in where the sums go.
-
-d (M,N) = a (M,K) b (N,K)^T. A row of an operand has the factors of a sum: rows of `a` are rows of d, rows of `b` its columns.
-In memory an operand lies by rows (an element's neighbour is the next k), or by columns (its neighbour is the next row):
-
-    out  = inp w^T         a = inp  by rows           b = w    by rows
-    dinp = dout w          a = dout by rows           b = w    by columns: row c of b is column c of w
-    dw   = dout^T inp      a = dout by columns        b = inp  by columns
 */
 #ifndef DEV_CUDA_MATMUL_TENSOR_CORES_CUH
 #define DEV_CUDA_MATMUL_TENSOR_CORES_CUH
+#include "matmul_common.cuh"
 #include "../../../llmc/device/cuda/tensor_cores.cuh"
-
-typedef enum { BY_ROWS, BY_COLUMNS } Lies;
-
-// Where sums go: d (M,N) = sum + bias (N), or d += sum. bias NULL: none.
-struct MatmulOutput {
-    floatX* d;
-    const floatX* bias;
-    GradMode mode;
-    int M, N;
-};
-__device__ inline float output_of(MatmulOutput o, float sum, int row, int col) {
-    if (o.bias != NULL) sum += widen(o.bias[col]);
-    return o.mode == GRAD_ADD ? widen(o.d[(size_t)row * o.N + col]) + sum : sum;
-}
-__device__ inline void put(MatmulOutput o, float sum, int row, int col) {
-    if (row < o.M && col < o.N) o.d[(size_t)row * o.N + col] = narrow<floatX>(output_of(o, sum, row, col));
-}
-// Stores two neighbours, as tensor cores leave them in a lane; N and col are even.
-__device__ inline void put_two(MatmulOutput o, float first, float second, int row, int col) {
-    if (row >= o.M || col >= o.N) return;
-    floatX pair[2] = { narrow<floatX>(output_of(o, first, row, col)), narrow<floatX>(output_of(o, second, row, col + 1)) };
-    memcpy(o.d + (size_t)row * o.N + col, __builtin_assume_aligned(pair, 4), sizeof pair);
-}
 
 // ---- the kernel ----
 // A block makes 128 x 128 results, 32 k at a time; each of its 8 warps 64 x 32 of them, as 4 x 4 products of 16 x 8 x 16.

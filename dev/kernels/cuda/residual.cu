@@ -30,9 +30,8 @@ VARIANT(residual_1_naive, "one element per thread, then layernorm") {
 // does the rest.
 template <int W> __device__ void add_piece(floatX* res, const floatX* inp1, const floatX* inp2, size_t i, size_t n) {
     if (i + W <= n) {
-        Floats<W> x = load<W>(inp1 + i), y = load<W>(inp2 + i);
-        #pragma unroll
-        for (int k = 0; k < W; k++) x.x[k] += y.x[k];
+        Floats<W> x = load<W>(inp1 + i);
+        x += load<W>(inp2 + i);
         store(res + i, x);
     } else for (; i < n; i++) res[i] = narrow<floatX>(widen(inp1[i]) + widen(inp2[i]));
 }

@@ -53,6 +53,37 @@ static std::vector<int> block_sizes(const Variant& v) {
     return { 32, 64, 128, 256, 512, 1024 };
 }
 
+// ---- who has a row: one thread, one warp or one block; or a result, which is a sum along a row ----
+// A thread takes elements begin(), begin() + step(), ... of row(); sum and max are over all of the row's threads.
+struct ThreadPerRow {
+    static unsigned blocks(size_t rows, int threads) { return (unsigned)ceil_div(rows, threads); }
+    __device__ static int row() { return blockIdx.x * blockDim.x + threadIdx.x; }
+    __device__ static int begin() { return 0; }
+    __device__ static int step() { return 1; }
+    __device__ static float sum(float x) { return x; }
+    __device__ static float max(float x) { return x; }
+};
+struct WarpPerRow {
+    static unsigned blocks(size_t rows, int threads) { return (unsigned)ceil_div(rows, threads / WARP); }
+    __device__ static int row() { return (blockIdx.x * blockDim.x + threadIdx.x) / WARP; }
+    __device__ static int begin() { return threadIdx.x % WARP; }
+    __device__ static int step() { return WARP; }
+    __device__ static float sum(float x) { return warp_sum(x); }
+    __device__ static float max(float x) { return warp_max(x); }
+};
+struct BlockPerRow {
+    static unsigned blocks(size_t rows, int) { return (unsigned)rows; }
+    __device__ static int row() { return blockIdx.x; }
+    __device__ static int begin() { return threadIdx.x; }
+    __device__ static int step() { return blockDim.x; }
+    __device__ static float sum(float x) { return combine(x, Plus()); }
+    __device__ static float max(float x) { return combine(x, Larger()); }
+    template <typename Op> __device__ static float combine(float x, Op op) {
+        __shared__ float of_warps[WARP];
+        return combine_block(x, of_warps, op);
+    }
+};
+
 // ---- time ----
 // What times a call: two events, and twice a cache's worth of memory, which is read before each call so that the operation
 // finds nothing of its own in the cache.

@@ -33,30 +33,26 @@ static void classifier_row_gradient(floatX* row, const float* e, float sum, int 
     memset(row + V, 0, (size_t)(Vp - V) * sizeof(floatX));
 }
 
-void classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp) {
+// gradients: logits, which become them; NULL: only the losses are wanted
+static void classifier_rows_of(float* losses, const floatX* logits, floatX* gradients, const int* targets, float dloss,
+                               int N, int V, int Vp) {
     #pragma omp parallel for schedule(static) num_threads(cpu_layers.threads)
     for (int i = 0; i < N; i++) {
-        losses[i] = 0;
-        if (targets[i] < 0) continue;
         const floatX* row = logits + (size_t)i * Vp;
-        float max, sum = classifier_row_exp(thread_scratch(), &max, row, V);
-        losses[i] = logf(sum) - (to_float(row[targets[i]]) - max);
-    }
-}
-
-void classifier_forward_backward(float* losses, floatX* logits, const int* targets, float dloss, int N, int V, int Vp) {
-    #pragma omp parallel for schedule(static) num_threads(cpu_layers.threads)
-    for (int i = 0; i < N; i++) {
-        floatX* row = logits + (size_t)i * Vp;
+        floatX* gradient = gradients != NULL ? gradients + (size_t)i * Vp : NULL;
         losses[i] = 0;
-        if (targets[i] < 0) {
-            memset(row, 0, (size_t)Vp * sizeof(floatX));
-            continue;
-        }
+        if (targets[i] < 0 && gradient != NULL) memset(gradient, 0, (size_t)Vp * sizeof(floatX));
+        if (targets[i] < 0) continue;
         float *e = thread_scratch(), max, sum = classifier_row_exp(e, &max, row, V);
         losses[i] = logf(sum) - (to_float(row[targets[i]]) - max);
-        classifier_row_gradient(row, e, sum, targets[i], dloss, V, Vp);
+        if (gradient != NULL) classifier_row_gradient(gradient, e, sum, targets[i], dloss, V, Vp);
     }
+}
+void classifier_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp) {
+    classifier_rows_of(losses, logits, NULL, targets, 0, N, V, Vp);
+}
+void classifier_forward_backward(float* losses, floatX* logits, const int* targets, float dloss, int N, int V, int Vp) {
+    classifier_rows_of(losses, logits, logits, targets, dloss, N, V, Vp);
 }
 
 // ---- in parts ----

@@ -26,9 +26,8 @@ template <int W>
 __global__ void bias_gelu_forward_kernel(floatX* act, floatX* out, const floatX* bias, int OC) {
     size_t row = (size_t)blockIdx.x * OC;
     for (int c = threadIdx.x * W; c < OC; c += blockDim.x * W) {
-        Floats<W> x = load<W>(out + row + c), b = load<W>(bias + c);
-        #pragma unroll
-        for (int k = 0; k < W; k++) x.x[k] += b.x[k];
+        Floats<W> x = load<W>(out + row + c);
+        x += load<W>(bias + c);
         store(out + row + c, x);
         if (act == NULL) continue;
         #pragma unroll
@@ -83,23 +82,12 @@ static inline size_t bias_sums_bytes(LayerShapes s) { return round_up(bias_most(
 template <int W>
 __global__ void bias_backward_kernel(float* partial, const floatX* dout, int N, int OC, int chunk_rows) {
     __shared__ float sums[BIAS_WARPS][WARP * W];
-    int lane = threadIdx.x, c = (blockIdx.x * WARP + lane) * W;
+    int c = (blockIdx.x * WARP + threadIdx.x) * W;
     int begin = blockIdx.y * chunk_rows, end = min(begin + chunk_rows, N);
     Floats<W> sum = {};
-    for (int i = begin + threadIdx.y; i < end && c < OC; i += BIAS_WARPS) {
-        Floats<W> d = load<W>(dout + (size_t)i * OC + c);
-        #pragma unroll
-        for (int k = 0; k < W; k++) sum.x[k] += d.x[k];
-    }
-    // Neighbouring lanes in neighbouring banks
-    for (int k = 0; k < W; k++) sums[threadIdx.y][k * WARP + lane] = sum.x[k];
-    __syncthreads();
-    if (threadIdx.y != 0 || c >= OC) return;
-    #pragma unroll
-    for (int k = 0; k < W; k++) {
-        for (int y = 1; y < BIAS_WARPS; y++) sum.x[k] += sums[y][k * WARP + lane];
-        partial[(size_t)blockIdx.y * OC + c + k] = sum.x[k];
-    }
+    for (int i = begin + threadIdx.y; i < end && c < OC; i += BIAS_WARPS) sum += load<W>(dout + (size_t)i * OC + c);
+    sum_of_warps(&sum, sums);
+    if (threadIdx.y == 0 && c < OC) store(partial + (size_t)blockIdx.y * OC + c, sum);
 }
 // forward: out = ... + bias, so dbias (OC) set or += column sums of dout (N,OC)
 static inline void bias_backward(floatX* dbias, const floatX* dout, int N, int OC, GradMode mode) {

@@ -105,6 +105,10 @@ template <int W, typename T> __device__ inline void store(T* p, Floats<W> f) {
         for (int k = 0; k < W; k++) p[k] = element[k];
     }
 }
+template <int W> __device__ inline void operator+=(Floats<W>& sum, const Floats<W>& x) {
+    #pragma unroll
+    for (int k = 0; k < W; k++) sum.x[k] += x.x[k];
+}
 // Returns true if rows of `cols` elements of these arrays are whole pieces of 16 bytes; NULL counts as aligned. Where a
 // sum over a row is formed, equal bits need the same answer: arrays that device_alloc gave always get it.
 template <typename... T> static inline bool rows_are_vectors(size_t cols, const T*... arrays) {
@@ -144,6 +148,17 @@ template <typename T, typename Op> __device__ inline T combine_block(T x, T* of_
 }
 template <typename T> __device__ inline T block_sum(T x, T* of_warps) { return combine_block(x, of_warps, Plus()); }
 __device__ inline float block_max(float x, float* of_warps) { return combine_block(x, of_warps, Larger()); }
+
+// The first warp's sum += those of the other warps of a block (32,WARPS), W columns a lane. `sums` is shared memory.
+template <int WARPS, int W> __device__ inline void sum_of_warps(Floats<W>* sum, float (&sums)[WARPS][WARP * W]) {
+    // Neighbouring lanes in neighbouring banks
+    for (int k = 0; k < W; k++) sums[threadIdx.y][k * WARP + threadIdx.x] = sum->x[k];
+    __syncthreads();
+    if (threadIdx.y != 0) return;
+    #pragma unroll
+    for (int k = 0; k < W; k++)
+        for (int y = 1; y < WARPS; y++) sum->x[k] += sums[y][k * WARP + threadIdx.x];
+}
 
 // ---- column sums: the second half of every parameter gradient that is a sum over rows ----
 // One launch makes two gradients where their partial sums lie side by side: a, b (cols) set or += column sums of

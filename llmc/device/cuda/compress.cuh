@@ -118,10 +118,8 @@ __global__ void quantise_kernel(uint32_t* packed, float* kept, const T* x, const
     int lane = threadIdx.x % WARP, limit = bits == 8 ? 127 : 7;
     if (block * QUANTISE_BLOCK >= n) return; // a whole warp
     size_t i = block * QUANTISE_BLOCK + lane * PART;
-    Floats<PART> sum = load_part<W>(x, i, n), old = {};
-    if (error != NULL) old = load_part<W>(error, i, n);
-    #pragma unroll
-    for (int k = 0; k < PART; k++) if (error != NULL) sum.x[k] += old.x[k];
+    Floats<PART> sum = load_part<W>(x, i, n);
+    if (error != NULL) sum += load_part<W>(error, i, n);
     float scale = block_scale(sum, limit);
     uint32_t words[2] = { 0, 0 };
     #pragma unroll

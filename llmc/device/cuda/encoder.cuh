@@ -18,11 +18,7 @@ __global__ void encoder_forward_kernel(floatX* out, const int* tokens, const flo
     for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
         Floats<W> sum = {};
         if (row >= 0) sum = load<W>(wte + (size_t)row * C + c);
-        if (wpe != NULL) {
-            Floats<W> position = load<W>(wpe + i % T * C + c);
-            #pragma unroll
-            for (int k = 0; k < W; k++) sum.x[k] += position.x[k];
-        }
+        if (wpe != NULL) sum += load<W>(wpe + i % T * C + c);
         store(out + i * C + c, sum);
     }
 }
@@ -116,25 +112,15 @@ constexpr int ENCODER_WARPS = 8;
 template <int W>
 __global__ void token_sum_kernel(floatX* dwte, const floatX* dout, TokenGroups g, int C) {
     __shared__ float sums[ENCODER_WARPS][WARP * W];
-    int v = blockIdx.x, begin = g.begin[v], end = g.begin[v + 1], lane = threadIdx.x,
-        c = (blockIdx.y * WARP + lane) * W;
+    int v = blockIdx.x, begin = g.begin[v], end = g.begin[v + 1], c = (blockIdx.y * WARP + threadIdx.x) * W;
     if (begin == end) return;
     Floats<W> sum = {};
-    for (int i = begin + threadIdx.y; i < end && c < C; i += ENCODER_WARPS) {
-        Floats<W> d = load<W>(dout + (size_t)g.sorted[i] * C + c);
-        #pragma unroll
-        for (int k = 0; k < W; k++) sum.x[k] += d.x[k];
-    }
-    // Neighbouring lanes in neighbouring banks
-    for (int k = 0; k < W; k++) sums[threadIdx.y][k * WARP + lane] = sum.x[k];
-    __syncthreads();
+    for (int i = begin + threadIdx.y; i < end && c < C; i += ENCODER_WARPS)
+        sum += load<W>(dout + (size_t)g.sorted[i] * C + c);
+    sum_of_warps(&sum, sums);
     if (threadIdx.y != 0 || c >= C) return;
     Floats<W> total = load<W>(dwte + (size_t)v * C + c);
-    #pragma unroll
-    for (int k = 0; k < W; k++) {
-        for (int y = 1; y < ENCODER_WARPS; y++) sum.x[k] += sums[y][k * WARP + lane];
-        total.x[k] += sum.x[k];
-    }
+    total += sum;
     store(dwte + (size_t)v * C + c, total);
 }
 
@@ -145,16 +131,8 @@ __global__ void position_sum_kernel(floatX* dwpe, const floatX* dout, int B, int
     size_t t = blockIdx.x;
     for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
         Floats<W> sum = {};
-        for (int b = 0; b < B; b++) {
-            Floats<W> d = load<W>(dout + ((size_t)b * T + t) * C + c);
-            #pragma unroll
-            for (int k = 0; k < W; k++) sum.x[k] += d.x[k];
-        }
-        if (mode == GRAD_ADD) {
-            Floats<W> before = load<W>(dwpe + t * C + c);
-            #pragma unroll
-            for (int k = 0; k < W; k++) sum.x[k] += before.x[k];
-        }
+        for (int b = 0; b < B; b++) sum += load<W>(dout + ((size_t)b * T + t) * C + c);
+        if (mode == GRAD_ADD) sum += load<W>(dwpe + t * C + c);
         store(dwpe + t * C + c, sum);
     }
 }

@@ -24,9 +24,7 @@ __global__ void residual_layernorm_forward_kernel(floatX* res, floatX* out, floa
     for (int c = first; c < C; c += WARP * W) {
         Floats<W> r = load<W>(inp1 + row + c);
         if (inp2 != NULL) {
-            Floats<W> r2 = load<W>(inp2 + row + c);
-            #pragma unroll
-            for (int k = 0; k < W; k++) r.x[k] += r2.x[k];
+            r += load<W>(inp2 + row + c);
             store(res + row + c, r);
         }
         store(x + c, r);

@@ -97,9 +97,8 @@ template <typename F> static inline void for_pieces(size_t n, bool vectors, F f,
 template <typename T> struct Add { // reads x and y, writes x: 6 n bytes in 16 bits
     T* x; const T* y;
     template <int W> __device__ void at(size_t i) const {
-        Floats<W> piece = load<W>(x + i), other = load<W>(y + i);
-        #pragma unroll
-        for (int k = 0; k < W; k++) piece.x[k] += other.x[k];
+        Floats<W> piece = load<W>(x + i);
+        piece += load<W>(y + i);
         store(x + i, piece);
     }
 };
