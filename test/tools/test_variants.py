@@ -257,11 +257,10 @@ def test_broken_pipelines_are_reported(tmp_path):
 
 @ON_GPU
 def test_a_kernel_that_is_wrong_is_reported_with_its_block_sizes(tmp_path):
-    """The lanes' sums of squares, which the second kernel must add up, stay separate."""
-    kernel = re.search(r"^__global__ void warp_kernel.*?^}", (ROOT / "dev/kernels/cuda/layernorm_forward.cu").read_text(),
-                       re.M | re.S)[0]
-    assert "warp_sum(square)" in kernel
-    source = changed(tmp_path, "dev/kernels/cuda/layernorm_forward.cu", (kernel, kernel.replace("warp_sum(square)", "square")))
+    """The lanes' sums, which the second kernel must add up, stay separate."""
+    source = changed(tmp_path, "dev/kernels/cuda/layernorm_forward.cu",
+                     ("launch_rows<WarpPerRow>(", "struct Lanes : WarpPerRow { static __device__ float sum(float x) "
+                                                  "{ return x; } };\n    launch_rows<Lanes>("))
     run = emulated(cuda("layernorm_forward", "fp32", source))
     assert_wrong(run, "layernorm_forward_2_warp", "WRONG at 32 64 128 256 512 1024",
                  variants("dev/kernels/cuda/layernorm_forward.cu"))
