@@ -25,8 +25,8 @@ PLAN_PROGRAMS := $(foreach p,fp32 bf16,$(RANKS_PROGRAMS:%=%.$p)) train_gpt2_comp
 PLAN_PROGRAMS := $(PLAN_PROGRAMS:%=$(BUILD)/predict/%)
 C_BUILDS += $(PLAN_PROGRAMS)
 $(BUILD)/plan: dev/dev.mk $(PLAN_PROGRAMS) $(BUILD)/schedule_order
-	@printf '%s\n' '#!/bin/sh' 'export PLAN_PROGRAMS="$$(dirname -- "$$0")/predict" PYTHONSAFEPATH=1' \
-	    'export PYTHONPATH="$(CURDIR):$(CURDIR)/dev/tools"' 'exec python3 -m dev.plan "$$@"' >$@
+	@printf '#!/bin/sh\nexport PLAN_PROGRAMS="$$(dirname -- "$$0")/predict" PYTHONSAFEPATH=1\n%s"%s:%s"\n%s\n' 'export PYTHONPATH=' \
+	    "$(CURDIR)" "$(CURDIR)/dev/tools" 'exec python3 -m dev.plan "$$@"' >$@
 	@chmod +x $@
 $(PLAN_PROGRAMS): PRECISION_FLAG = -DPRECISION_$(shell echo $(patsubst .%,%,$(suffix $@)) | tr a-z A-Z)
 $(PLAN_PROGRAMS): OPTIMISE := $(subst -O3,-O0,$(OPTIMISE))

@@ -4,6 +4,7 @@ import json, os, re, shutil, subprocess, sys, time
 import pytest
 from dev.lib import Others, Results, Timed, share_of_others
 from dev.lib.experiment import note_others
+from experiments.two_ranks import where_faster
 from kernels import gpus
 from suite import ROOT, TOKENS, Stored, assert_refused, assert_says, command, environment, executable, program, rest, succeeds
 
@@ -24,11 +25,14 @@ HEADER = {"record": "header", "date": "2000-01-02", "machine": "a machine", "dev
 
 
 # ---- make bench ----
-def test_a_programs_steps_and_memory_are_measured_from_outside_and_one_that_ends_too_early_is_an_error(tmp_path):
+def test_a_programs_steps_and_memory_are_measured_from_outside_and_it_is_stopped(tmp_path):
     steps = script(tmp_path / "steps", "memory = bytearray(b'1') * (40 << 20)\nprint('not a step', flush=True)\n"
                    "for i in range(10**9): time.sleep(0.02); print(f'step {i}: {memory[i]}', flush=True)")
     timed = Timed([steps], 1, 3)
     assert len(timed.ms) == 3 and min(timed.ms) > 0 and 40e6 < timed.rss < 200e6 and not timed.error
+
+
+def test_a_program_that_ends_too_early_is_an_error_with_its_last_words():
     assert_says(Timed(["echo", "sorry"], 1, 2).error, "ended after 0 of 3 steps", "sorry")
     with pytest.raises(SystemExit, match="no-such-program cannot be started"): Timed(["no-such-program"], 1, 2)
 
@@ -282,31 +286,53 @@ def test_the_stored_pages_and_plots_are_made_from_the_stored_results(tmp_path):
     assert not [path for path in (ROOT / "experiments").glob("*/results/*.jsonl") if '"quick":"yes"' in path.read_text()]
 
 
-def recompute(folder, block=(12, 26, 12.5), **header):
-    """Its page, where a step with short sequences took 10, 20 and 10 ms in three rounds, and with recomputation so many."""
+def test_ratios_are_formed_within_a_round_and_their_median_and_range_are_on_the_page(tmp_path):
     def run(name, number, memory, activations, ms):
         return name, number, {"memory": memory, "sent": 1000, "step_ms": ms, "tokens_per_s": 23456 / ms,
                               "kinds": {"activations": activations}}
-    return page(folder, "recompute", *[run("short-none", i, 100e6, 60e6, ms) for i, ms in enumerate((10, 20, 10), 1)],
-                *[run("short-block", i, 50e6, 10e6, ms) for i, ms in enumerate(block, 1)],
-                run("long-none", 1, 200e6, 160e6, 10), run("long-block", 1, 80e6, 40e6, 13), **header)
+    text = page(tmp_path, "recompute", *[run("short-none", i, 100e6, 60e6, ms) for i, ms in enumerate((10, 20, 10), 1)],
+                *[run("short-block", i, 50e6, 10e6, ms) for i, ms in enumerate((12, 26, 12.5), 1)],
+                run("long-none", 1, 200e6, 160e6, 10), run("long-block", 1, 80e6, 40e6, 13))
+    for sentence in ("With short sequences a rank keeps 50.0 MB instead of 100 MB, which is 50 %. A step takes 1.25 (1.20 to "
+                     "1.30) times as long.",
+                     "With long sequences a rank keeps 80.0 MB instead of 200 MB, which is 40 %. A step takes 1.30 times as long.",
+                     "Measured on 2000-01-02 on a machine, at commit abc.",
+                     "| short-block | 50.0 MB | 10.0 MB | 1.00 kB | 1,876 | 1.25 (1.20 to 1.30) |"):
+        assert sentence in text
 
 
-@pytest.mark.parametrize("results, says, no", [
-    ({}, ["With short sequences a rank keeps 50.0 MB instead of 100 MB, which is 50 %. A step takes 1.25 (1.20 to 1.30) times as "
-          "long.", "With long sequences a rank keeps 80.0 MB instead of 200 MB, which is 40 %. A step takes 1.30 times as long.",
-          "Measured on 2000-01-02 on a machine, at commit abc.",
-          "| short-block | 50.0 MB | 10.0 MB | 1.00 kB | 1,876 | 1.25 (1.20 to 1.30) |"], "do not trust"),
-    ({"block": (9, 26, 11)}, ["A step takes 1.10 (0.90 to 1.30) times as long. The range includes 1, so these rounds show no "
-                              "difference."], "do not trust"),
-    ({"busy_percent": 40}, ["used 40 % of this machine: do not trust the speeds."], "--quick"),
-    ({"quick": "yes"}, ["show that the script works, and nothing else"], "do not trust"),
-    ({"speed": ""}, ["Speeds are not in these results"], "tokens per second")],
-    ids=["ratios", "no_difference", "busy", "quick", "no_speeds"])
-def test_a_page_has_ratios_within_a_round_with_their_range_and_says_what_speaks_against_them(tmp_path, results, says, no):
-    text = recompute(tmp_path, **results)
-    for sentence in says: assert sentence in text
-    assert no not in text
+def two_ranks(folder, *ratios, **header):
+    """The page where two ranks are so many times as fast as one with 16, 32 and 64 channels, and always faster with longer
+    sequences."""
+    runs = []
+    for channels, short in zip((16, 32, 64), ratios):
+        for length, ratio in (32, short), (128, 160):
+            base = {"memory": 1e6, "sent": 0, "step_ms": 10, "comm_exposed_ms": 0, "tokens_per_s": 100,
+                    "parameters": channels * 1000}
+            runs += [(f"one-{length}-{channels}", 1, base), (f"two-{length}-{channels}", 1,
+                                                             base | {"comm_exposed_ms": 2, "tokens_per_s": ratio})]
+    return page(folder, "two_ranks", *runs, **header)
+
+
+@pytest.mark.parametrize("ratios, header, says, no", [
+    ((50, 90, 130), {}, "two ranks are slower than one up to 32 channels (32 thousand parameters), and faster from 64 on",
+     "do not trust"),
+    ((50, 130, 90), {}, "are mixed, so these runs do not answer it", "--quick"),
+    ((50, 60, 90), {}, "two ranks are slower at every size that was tried, even with 64 thousand parameters.", "do not trust"),
+    ((50, 90, 130), {"busy_percent": 40}, "used 40 % of this machine: do not trust the speeds.", "--quick"),
+    ((50, 90, 130), {"quick": "yes"}, "show that the script works, and nothing else", "do not trust"),
+    ((50, 90, 130), {"speed": ""}, "Speeds are not in these results", "tokens per second of two")],
+    ids=["slower_then_faster", "mixed", "slower", "busy", "quick", "no_speeds"])
+def test_the_answer_follows_from_the_numbers_and_a_page_says_what_speaks_against_them(tmp_path, ratios, header, says, no):
+    text = two_ranks(tmp_path, *ratios, **header)
+    assert says in text and no not in text
+
+
+def test_the_short_answer_of_two_ranks_claims_every_size_only_if_each_is_faster():
+    for ratios, where in {(1.2, 1.3, 1.4): "at every size that was tried", (0.5, 0.9, 1.3): "from 64 channels on",
+                          (0.5, 0.6, 0.9): "at no size that was tried",
+                          (1.2, 0.9, 1.3): "at some of the sizes that were tried"}.items():
+        assert where_faster(dict(zip((16, 32, 64), ((ratio,) for ratio in ratios)))) == where
 
 
 def rounds(**ms):
@@ -354,6 +380,13 @@ def test_a_table_warns_if_others_used_the_cores_before_or_meanwhile(header, says
     assert Results(header).busy("it") == f"Other programs used {says}" * bool(says)
 
 
+def test_a_range_that_includes_1_shows_no_difference(tmp_path):
+    runs = [(name, number, {"memory": 1, "sent": 2, "step_ms": ms, "tokens_per_s": 5, "loss": 3, "steps": 4})
+            for name, number, ms in (("fp32", 1, 10), ("model", 1, 9), ("fp32", 2, 10), ("model", 2, 13))]
+    assert "a step takes 1.10 (0.90 to 1.30) times as long. The range includes 1, so these rounds show no difference." in \
+        page(tmp_path, "reduce_dtype", *runs)
+
+
 def test_incomplete_results_are_errors(tmp_path):
     assert_says(page(tmp_path, "recompute", ("short-none", 1, {"memory": 1})).err, "there is no run 'short-block'")
     assert_says(page(tmp_path, "recompute", *[("short-none", 1, {"memory": 1})] * 2).err,
@@ -366,7 +399,7 @@ def test_incomplete_results_are_errors(tmp_path):
 
 def test_a_run_that_kept_other_bytes_than_it_predicted_is_an_error(tmp_path):
     place = here(tmp_path)
-    experiment(place, "one", 'x.run("a", 1, "single")')
+    experiment(place, "one", 'x.run("a", 1, "single")', '["single"]')
     for kept, status in (8, 0), (9, 1):
         script(place / "build/train_gpt2_single", f"""
 say(run=dict(parameters=1, precision="fp32", predicted_bytes={{"parameters": 8, "state on the host": 3}}))
@@ -396,10 +429,10 @@ def test_what_cannot_be_measured_is_refused(options, why):
     assert_refused(command("python3 -m experiments", options, env={"PROGRAM": program("train_gpt2_ddp"), "DEVICE": "nothing"}), why)
 
 
-# One asks a GPU for something else than a CPU.
+# These two ask a GPU for something else than a CPU.
 @pytest.mark.rest
 @pytest.mark.parametrize("experiment, device", [*((name, "cpu") for name in EXPERIMENTS), *(
-    pytest.param(name, "emulated", marks=gpus.missing("cublasLt", "cudnn", "nccl")) for name in ("offload",))])
+    pytest.param(name, "emulated", marks=gpus.missing("cublasLt", "cudnn", "nccl")) for name in ("offload", "out_of_memory"))])
 def test_an_experiment_runs_to_its_end_in_its_quick_form_and_has_a_page(tmp_path, experiment, device):
     for program in ("ddp", "fsdp") if device == "emulated" else (): gpus.program(program)
     def files():
@@ -423,9 +456,9 @@ def here(folder):
     return folder
 
 
-def experiment(folder, name, runs):
-    (folder / "experiments" / f"{name}.py").write_text(
-        f'"""Asks."""\nimport dev.lib as m\nTITLE, ROUNDS = "Which?", 1\n'
+def experiment(folder, name, runs, needs="[]"):
+    (folder / "experiments" / f"{name}.py").write_text(f'"""Asks."""\nimport dev.lib as m\nTITLE, ROUNDS, NEEDS = "Which?", 1, '
+                                                       f'{needs}\n'
         f"def measure(x): {runs}\ndef answer(d): return ['It depends.']\n")
 
 
@@ -440,7 +473,7 @@ def make_pages_by(place, line):
 
 def test_an_experiment_builds_what_it_needs_prints_its_answer_and_is_stored_only_on_request(tmp_path):
     place = here(tmp_path)
-    experiment(place, "one", 'print(open(x.program("fsdp:bf16")).read())')
+    experiment(place, "one", 'print(open(x.program("fsdp:bf16")).read())', '["fsdp:bf16"]')
     (place / "Makefile").write_text("build/bf16/train_gpt2_fsdp:\n\t@mkdir -p $(@D); echo 'built for $(DEVICE) $(PRECISION)' >$@; "
                                     "chmod +x $@; echo BUILT\n")
     make_pages_by(place, 'print("pages")')
