@@ -159,9 +159,9 @@ def show(d, o):
                     f"{100 * of_period(d, row, 'comm_exposed_ms') / step:.0f} %", f"{record['sent'] / 1e6:.2f}",
                     f"{record['crosses'] / 1e6:.2f}", f"{counted / 1e6:.2f}", f"{counted / record['crosses']:.3f}"]
         print()
-        d.print_table([f"{nodes} nodes x {4 // nodes}", "step, ms", "planned", "of it", "waits", "a rank sends",
+        d.print_table([f"{nodes} nodes x {4 // nodes}", "step, ms", "planned", "planned / step", "waits", "a rank sends",
                        "crosses, as predicted",
-                       "counted", "of it"], *map(cells, rows))
+                       "counted", "counted / predicted"], *map(cells, rows))
     print(f"\nof the {len(off)} plans half are within {100 * m.median(off):.0f} %, all within {100 * max(off):.0f} %")
 
 
