@@ -48,7 +48,8 @@ def quotes_of(page):
                 yield line.replace("\r", "\n"), [" ".join(x.split()) for x in lines if "..." not in x]
 
 
-QUOTES = [(str(page.relative_to(ROOT / "doc")), *quote) for page in sorted((ROOT / "doc").rglob("*.md")) for quote in quotes_of(page)]
+DOC = ROOT / "doc"
+QUOTES = [(str(page.relative_to(DOC)), *quote) for page in sorted(DOC.rglob("*.md")) for quote in quotes_of(page)]
 
 
 @pytest.mark.parametrize("page, command_line, lines", QUOTES, ids=lambda x: short(x) if isinstance(x, str) else "")
