@@ -340,8 +340,11 @@ def main():
     parser.add_argument("--outputs", action="store_true", help="compare what commands print; fails only if a line is gone")
     parser.add_argument("--write", action="store_true", help="put new numbers into the documents")
     parser.add_argument("--missing", action="store_true", help="print only what is wrong")
-    parser.add_argument("documents", nargs="*", help="README, the chapters, choosing, papers and self_check if none is named")
+    parser.add_argument("documents", nargs="*", help="all that are checked if none is named")
     o = parser.parse_args()
+    for path in map(Path.resolve, map(Path, [] if o.outputs else o.documents)):
+        if path.is_relative_to(ROOT) and str(path.relative_to(ROOT)) not in DOCUMENTS:
+            sys.exit(f"error: {path.relative_to(ROOT)} is not one of the documents whose numbers are checked: {', '.join(DOCUMENTS)}")
     wrong = 0
     with tempfile.TemporaryDirectory() as work:
         if o.outputs: subprocess.run(["git", "clone", "-q", ".", f"{work}/clone"], check=True)

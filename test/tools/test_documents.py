@@ -4,7 +4,7 @@ import json, re, sys
 from pathlib import Path
 import pytest
 from dev.docs import DOCUMENTS, as_quoted
-from suite import ROOT, assert_says, command, succeeds
+from suite import ROOT, assert_refused, assert_says, command, succeeds
 
 
 # ---- links ----
@@ -69,6 +69,10 @@ def test_the_glossary_is_in_alphabetical_order():
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_number_of_a_document_stands_in_a_result_a_formula_or_a_source(document):
     succeeds(sys.executable, ["dev/docs.py", "--missing", document])
+
+
+def test_a_document_whose_numbers_are_not_checked_is_refused():
+    assert_refused(command(sys.executable, "dev/docs.py doc/gpu.md"), "doc/gpu.md is not one of the documents")
 
 
 def test_every_stored_result_has_a_page():
