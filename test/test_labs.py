@@ -28,7 +28,7 @@ MISTAKES = {
     "tp": {"bias-of-every-rank": "bias-once attention-output part-of-the-vocabulary loss-of-all-parts logits-gradient mlp-backward "
                                  "attention-backward norm gathered-again layernorms same-bits same-bits-in-rows",
                                  "norm-of-own-part": "sum-bytes norm"},
-    "pp": {"gpipe-last-first": "receives gpipe gpipe-order", "warm-up-one-short": "ahead activations 1f1b-order zb-h1-order",
+    "pp": {"gpipe-last-first": "receives gpipe gpipe-order", "warm-up-one-short": "ahead 1f1b-order",
            "weights-not-delayed": "zb-h1-order"},
     "compress": {"warm-start-that-is-not": "low-rank-right warm-start",
                  "divided-by-N-again": "summed-parts error-added blocks-keep same-bits"},

@@ -26,9 +26,11 @@ ROWS = """
     hybrid 4 fsdp --sharding hybrid --shard-group 2
     hybrid 4 fsdp --sharding hybrid --shard-group 2 --wrap-blocks 2
     *nodes 4 zeropp --node-ranks 2
-    nodes 4 zeropp --node-ranks 2 --wrap-blocks 2 --prefetch backward-post --limit-all-gathers 3 --recompute block
-    node 3 zeropp --sharding grad-op --wrap-halves
-    node 3 zeropp --recompute block
+    nodes 4 zeropp --node-ranks 2 --prefetch backward-post --limit-all-gathers 3 --recompute block
+    two 4 zeropp --node-ranks 2 --wrap-blocks 2
+    two 4 zeropp --node-ranks 2 --wrap-blocks 2 --prefetch none --recompute block
+    halves 3 zeropp --sharding grad-op --wrap-halves
+    halves 3 zeropp --wrap-halves --recompute block
     parts 2 tp
     parts 2 tp --no-overlap
     rows 4 tp --tensor-parallel 2 --sequence-parallel

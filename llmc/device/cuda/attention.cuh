@@ -55,14 +55,6 @@ typedef struct {
 template <bool PART> using Result = std::conditional_t<PART, float, floatX>; // in which out, dq, dk and dv are stored
 // Between keys; v is C behind k
 template <bool PART> __host__ __device__ constexpr int kv_channels(int C) { return (PART ? 2 : 3) * C; }
-// What a block reads of its head, and where its results lie. Rows of q are 3C apart, those of k and v kv_stride.
-struct HeadInputs { const floatX *q, *k, *v; size_t kv_stride; bool full; HeadOffset at; }; // full: q sees every key
-template <bool PART>
-__device__ inline HeadInputs head_inputs(const floatX* qkv, AttentionPart part, int T, int C, int NH, int HS) {
-    HeadOffset at = head_offset(blockIdx.x, T, C, NH, HS);
-    const floatX *q = qkv + at.qkv, *k = PART ? part.kv + at.kv : q + C;
-    return { q, k, k + C, (size_t)kv_channels<PART>(C), PART && !part.causal, at };
-}
 // A row is stored as `sum` times what was summed up, and in a part that plus `stored` times what it held.
 typedef struct { float sum, stored; } RowFactors;
 template <bool PART> __device__ inline void row_store(Result<PART>* dst, float sum, RowFactors f) {
@@ -95,16 +87,6 @@ __device__ inline void tile_load(float* tile, const floatX* src, size_t stride, 
         if (r < rows && d < HS) x = load<W>(src + r * stride + d);
         store(tile + r * (D + PAD) + d, x);
     }
-}
-
-// The same for two tiles, which all have done with before and see after.
-template <int TILE, int D, int W>
-__device__ inline void tiles_load(float* a, const floatX* a_src, size_t a_stride, float* b, const floatX* b_src,
-                                  size_t b_stride, int rows, int HS) {
-    __syncthreads();
-    tile_load<TILE, D, W>(a, a_src, a_stride, rows, HS);
-    tile_load<TILE, D, W>(b, b_src, b_stride, rows, HS);
-    __syncthreads();
 }
 
 // s[i][j] = a[y R + i] . b[x + 16 j], rows of two tiles of D channels
@@ -191,22 +173,28 @@ attention_forward_kernel(Result<PART>* out, float* stats, const floatX* qkv, Att
     constexpr int NEXT = tile_floats(TILE, D);
     float *q = (float*)shared_memory, *k = q + NEXT, *v = k + NEXT, *p = v + NEXT;
     int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE, first = (gridDim.y - 1 - blockIdx.y) * TILE;
-    size_t stride = 3 * (size_t)C;
-    HeadInputs in = head_inputs<PART>(qkv, part, T, C, NH, HS);
+    size_t stride = 3 * (size_t)C, kv_stride = PART ? (size_t)(2 * C) : stride;
+    HeadOffset head = head_offset(blockIdx.x, T, C, NH, HS);
+    bool full = PART && !part.causal; // every query sees every key
     float o[R][D / SIDE] = {}, s[R][R], max[R], sum[R] = {};
     RowFactors factors[R];
     for (int i = 0; i < R; i++) max[i] = -3.402823466e38f; // finite, so that max - max is never NaN
-    tile_load<TILE, D, W>(q, in.q + first * stride, stride, T - first, HS);
-    for (int u = 0; u < (in.full ? T : first + 1); u += TILE) {
-        size_t at = u * in.kv_stride;
-        tiles_load<TILE, D, W>(k, in.k + at, in.kv_stride, v, in.v + at, in.kv_stride, T - u, HS);
+    qkv += head.qkv;
+    auto keys = [&](int u) { return PART ? part.kv + head.kv + u * kv_stride : qkv + C + u * stride; };
+    auto values = [&](int u) { return PART ? part.kv + head.kv + C + u * kv_stride : qkv + 2 * C + u * stride; };
+    tile_load<TILE, D, W>(q, qkv + first * stride, stride, T - first, HS);
+    for (int u = 0; u < (full ? T : first + 1); u += TILE) {
+        __syncthreads(); // all have done their sums over the keys and values before
+        tile_load<TILE, D, W>(k, keys(u), kv_stride, T - u, HS);
+        tile_load<TILE, D, W>(v, values(u), kv_stride, T - u, HS);
+        __syncthreads(); // and see the new ones
         tile_dot<D>(s, q, k);
         #pragma unroll
         for (int i = 0; i < R; i++) {
             float before = max[i], part = 0;
             #pragma unroll
             for (int j = 0; j < R; j++) {
-                s[i][j] = u + x + SIDE * j <= (in.full ? T - 1 : first + y * R + i) ? s[i][j] * scale : -INFINITY;
+                s[i][j] = u + x + SIDE * j <= (full ? T - 1 : first + y * R + i) ? s[i][j] * scale : -INFINITY;
                 max[i] = fmaxf(max[i], s[i][j]);
             }
             max[i] = combine_lanes<SIDE>(max[i], Larger()); // over the lanes that share a row
@@ -222,9 +210,9 @@ attention_forward_kernel(Result<PART>* out, float* stats, const floatX* qkv, Att
     }
     for (int i = 0; i < R; i++) {
         int t = first + y * R + i;
-        factors[i] = row_end<PART>(t < T ? stats + in.at.stats + t : NULL, max[i], sum[i], part.merge, x == 0);
+        factors[i] = row_end<PART>(t < T ? stats + head.stats + t : NULL, max[i], sum[i], part.merge, x == 0);
     }
-    tile_store<D, PART>(out + in.at.out + (size_t)first * C, o, factors, C, T - first, HS);
+    tile_store<D, PART>(out + head.out + (size_t)first * C, o, factors, C, T - first, HS);
 }
 
 // ---- backward ----
@@ -264,35 +252,41 @@ attention_dq_kernel(Result<PART>* dq_out, const floatX* dout, const floatX* qkv,
     constexpr int NEXT = tile_floats(TILE, D);
     float *q = (float*)shared_memory, *d = q + NEXT, *k = d + NEXT, *v = k + NEXT, *ds = v + NEXT;
     int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE, first = (gridDim.y - 1 - blockIdx.y) * TILE;
-    size_t stride = 3 * (size_t)C;
-    HeadInputs in = head_inputs<PART>(qkv, part, T, C, NH, HS);
+    size_t stride = 3 * (size_t)C, kv_stride = PART ? (size_t)(2 * C) : stride;
+    HeadOffset head = head_offset(blockIdx.x, T, C, NH, HS);
+    bool full = PART && !part.causal; // every query sees every key
     float dq[R][D / SIDE] = {}, s[R][R], dp[R][R], lse[R] = {}, row_delta[R] = {};
     RowFactors factors[R];
     for (int i = 0; i < R; i++) {
         int t = first + y * R + i;
         factors[i] = { scale, 1 };
-        if (t < T) lse[i] = stats[in.at.stats + t];
-        if (t < T) row_delta[i] = delta[in.at.stats + t];
+        if (t < T) lse[i] = stats[head.stats + t];
+        if (t < T) row_delta[i] = delta[head.stats + t];
     }
-    tile_load<TILE, D, W>(q, in.q + first * stride, stride, T - first, HS);
-    tile_load<TILE, D, W>(d, dout + in.at.out + (size_t)first * C, C, T - first, HS);
-    for (int u = 0; u < (in.full ? T : first + 1); u += TILE) {
-        size_t at = u * in.kv_stride;
-        tiles_load<TILE, D, W>(k, in.k + at, in.kv_stride, v, in.v + at, in.kv_stride, T - u, HS);
+    qkv += head.qkv;
+    auto keys = [&](int u) { return PART ? part.kv + head.kv + u * kv_stride : qkv + C + u * stride; };
+    auto values = [&](int u) { return PART ? part.kv + head.kv + C + u * kv_stride : qkv + 2 * C + u * stride; };
+    tile_load<TILE, D, W>(q, qkv + first * stride, stride, T - first, HS);
+    tile_load<TILE, D, W>(d, dout + head.out + (size_t)first * C, C, T - first, HS);
+    for (int u = 0; u < (full ? T : first + 1); u += TILE) {
+        __syncthreads(); // all have done their sums over the keys and values before
+        tile_load<TILE, D, W>(k, keys(u), kv_stride, T - u, HS);
+        tile_load<TILE, D, W>(v, values(u), kv_stride, T - u, HS);
+        __syncthreads(); // and see the new ones
         tile_dot<D>(s, q, k);
         tile_dot<D>(dp, d, v);
         #pragma unroll
         for (int i = 0; i < R; i++)
             #pragma unroll
             for (int j = 0; j < R; j++) {
-                bool seen = u + x + SIDE * j <= (in.full ? T - 1 : first + y * R + i);
+                bool seen = u + x + SIDE * j <= (full ? T - 1 : first + y * R + i);
                 s[i][j] = seen ? fast_exp(s[i][j] * scale - lse[i]) * (dp[i][j] - row_delta[i]) : 0.0f;
             }
         tile_put(ds, s);
         tile_accumulate<D>(dq, ds, k);
     }
     size_t dq_stride = PART ? C : stride;
-    tile_store<D, PART>(dq_out + (PART ? in.at.out : in.at.qkv) + first * dq_stride, dq, factors, dq_stride, T - first,
+    tile_store<D, PART>(dq_out + (PART ? head.out : head.qkv) + first * dq_stride, dq, factors, dq_stride, T - first,
                         HS);
 }
 
@@ -308,29 +302,35 @@ attention_dkv_kernel(Result<PART>* dkv, const floatX* dout, const floatX* qkv, A
     constexpr int NEXT = tile_floats(TILE, D);
     float *q = (float*)shared_memory, *d = q + NEXT, *k = d + NEXT, *v = k + NEXT, *p = v + NEXT;
     int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE, first = blockIdx.y * TILE;
-    size_t stride = 3 * (size_t)C;
-    HeadInputs in = head_inputs<PART>(qkv, part, T, C, NH, HS);
+    size_t stride = 3 * (size_t)C, kv_stride = PART ? (size_t)(2 * C) : stride;
+    HeadOffset head = head_offset(blockIdx.x, T, C, NH, HS);
+    bool full = PART && !part.causal; // every query sees every key
     float dk[R][D / SIDE] = {}, dv[R][D / SIDE] = {}, s[R][R], dp[R][R];
     RowFactors dk_factors[R], dv_factors[R];
     for (int i = 0; i < R; i++) {
         dk_factors[i] = { scale, 1 };
         dv_factors[i] = { 1, 1 };
     }
-    tile_load<TILE, D, W>(k, in.k + first * in.kv_stride, in.kv_stride, T - first, HS);
-    tile_load<TILE, D, W>(v, in.v + first * in.kv_stride, in.kv_stride, T - first, HS);
-    for (int t = in.full ? 0 : first; t < T; t += TILE) {
-        const floatX* d_rows = dout + in.at.out + (size_t)t * C;
-        tiles_load<TILE, D, W>(q, in.q + t * stride, stride, d, d_rows, C, T - t, HS);
+    qkv += head.qkv;
+    auto keys = [&](int u) { return PART ? part.kv + head.kv + u * kv_stride : qkv + C + u * stride; };
+    auto values = [&](int u) { return PART ? part.kv + head.kv + C + u * kv_stride : qkv + 2 * C + u * stride; };
+    tile_load<TILE, D, W>(k, keys(first), kv_stride, T - first, HS);
+    tile_load<TILE, D, W>(v, values(first), kv_stride, T - first, HS);
+    for (int t = full ? 0 : first; t < T; t += TILE) {
+        __syncthreads(); // all have done their sums over the queries before
+        tile_load<TILE, D, W>(q, qkv + t * stride, stride, T - t, HS);
+        tile_load<TILE, D, W>(d, dout + head.out + (size_t)t * C, C, T - t, HS);
+        __syncthreads(); // and see the new ones
         tile_dot<D>(s, k, q);
         tile_dot<D>(dp, v, d);
         #pragma unroll
         for (int j = 0; j < R; j++) {
             int query = t + x + SIDE * j; // from T on, q and dout are 0, so whatever P is adds nothing
-            float lse = query < T ? stats[in.at.stats + query] : 0.0f;
-            float column_delta = query < T ? delta[in.at.stats + query] : 0.0f;
+            float lse = query < T ? stats[head.stats + query] : 0.0f;
+            float column_delta = query < T ? delta[head.stats + query] : 0.0f;
             #pragma unroll
             for (int i = 0; i < R; i++) {
-                s[i][j] = in.full || first + y * R + i <= query ? fast_exp(s[i][j] * scale - lse) : 0.0f;
+                s[i][j] = full || first + y * R + i <= query ? fast_exp(s[i][j] * scale - lse) : 0.0f;
                 dp[i][j] = s[i][j] * (dp[i][j] - column_delta);
             }
         }
@@ -339,9 +339,9 @@ attention_dkv_kernel(Result<PART>* dkv, const floatX* dout, const floatX* qkv, A
         tile_put(p, dp);
         tile_accumulate<D>(dk, p, q);
     }
-    dkv += (PART ? in.at.kv : in.at.qkv + C) + first * in.kv_stride;
-    tile_store<D, PART>(dkv, dk, dk_factors, in.kv_stride, T - first, HS);
-    tile_store<D, PART>(dkv + C, dv, dv_factors, in.kv_stride, T - first, HS);
+    dkv += (PART ? head.kv : head.qkv + C) + first * kv_stride;
+    tile_store<D, PART>(dkv, dk, dk_factors, kv_stride, T - first, HS);
+    tile_store<D, PART>(dkv + C, dv, dv_factors, kv_stride, T - first, HS);
 }
 
 // ---- launches ----

@@ -60,14 +60,6 @@ __device__ inline void tile_fetch(floatX* tile, const floatX* src, int stride, i
                                 r < there ? 0 : 16);
     }
 }
-// Keys [u, u + rows) into a tile, and their values into the next one; nothing from `keys` on.
-template <int rows> __device__ inline void keys_fetch(floatX* tile, HeadInputs in, int u, int keys, int T) {
-    if (u < keys) {
-        tile_fetch(tile, in.k + u * in.kv_stride, (int)in.kv_stride, rows, T - u);
-        tile_fetch(tile + rows * TILE_STRIDE, in.v + u * in.kv_stride, (int)in.kv_stride, rows, T - u);
-    }
-    __pipeline_commit(); // even of nothing, so that the wait can count commits
-}
 // This warp's 16 rows of src, `stride` elements apart, as left operands, one for each step; 0 from row `there` on.
 // Straight from memory: it happens once, and each lane reads what it needs.
 __device__ inline void rows_fetch(uint32_t (&a)[HEAD_STEPS][4], const floatX* src, int stride, int there) {
@@ -195,15 +187,27 @@ __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
     floatX* tiles = (floatX*)shared_memory;
     int queries = blockDim.x / WARP * 16, block_first = (gridDim.y - 1 - blockIdx.y) * queries;
     int first = block_first + threadIdx.x / WARP * 16;
-    HeadInputs in = head_inputs<PART>(qkv, part, T, C, NH, HEAD);
+    bool full = PART && !part.causal; // every query sees every key
     // The last key of this warp's first query
-    int keys = in.full ? T : min(T, block_first + queries), seen = in.full ? T - 1 : first, stride = 3 * C;
+    int keys = full ? T : min(T, block_first + queries), seen = full ? T - 1 : first;
+    int stride = 3 * C, kv_stride = kv_channels<PART>(C);
+    HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
+    qkv += head.qkv;
+    auto rows_from = [&](int u, int which) { // 1: keys, 2: values
+        return (PART ? part.kv + head.kv + (which - 1) * C : qkv + which * C) + (size_t)u * kv_stride;
+    };
     auto tile_of = [&](int u) { return tiles + u / FORWARD_KEYS % stages * 2 * FORWARD_TILE; };
-    auto fetch = [&](int u) { keys_fetch<FORWARD_KEYS>(tile_of(u), in, u, keys, T); };
+    auto fetch = [&](int u) { // keys from u on, and their values
+        if (u < keys) {
+            tile_fetch(tile_of(u), rows_from(u, 1), kv_stride, FORWARD_KEYS, T - u);
+            tile_fetch(tile_of(u) + FORWARD_TILE, rows_from(u, 2), kv_stride, FORWARD_KEYS, T - u);
+        }
+        __pipeline_commit(); // even of nothing, so that the wait can count commits
+    };
     uint32_t q[HEAD_STEPS][4];
     float o[HEAD / 8][4] = {}, s[FORWARD_KEYS / 8][4], max[2] = { -INFINITY, -INFINITY }, sum[2] = {};
     RowFactors factors[2];
-    rows_fetch(q, in.q + (size_t)first * stride, stride, T - first);
+    rows_fetch(q, qkv + (size_t)first * stride, stride, T - first);
     for (int stage = 0; stage < stages - 1; stage++) fetch(stage * FORWARD_KEYS);
     for (int u = 0; u < keys; u += FORWARD_KEYS) {
         fetch(u + (stages - 1) * FORWARD_KEYS);
@@ -211,7 +215,7 @@ __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
         __syncthreads();                   // and all others'
         if (u < seen + 16) {              // else this warp's queries see none of these keys
             tile_scores(s, q, tile_of(u));
-            if (u + FORWARD_KEYS > seen) mask_later_keys(s, seen - u, !in.full);
+            if (u + FORWARD_KEYS > seen) mask_later_keys(s, seen - u, !full);
             softmax_step(s, o, max, sum, scale * LOG2_E);
             tile_add(o, s, tile_of(u) + FORWARD_TILE);
         }
@@ -219,10 +223,10 @@ __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
     }
     for (int row = 0; row < 2; row++) {
         int t = first + threadIdx.x % WARP / 4 + row * 8;
-        float* row_stats = t < T ? stats + in.at.stats + t : NULL;
+        float* row_stats = t < T ? stats + head.stats + t : NULL;
         factors[row] = row_end<PART>(row_stats, max[row] * scale, quad_sum(sum[row]), part.merge, threadIdx.x % 4 == 0);
     }
-    rows_store<PART>(out + in.at.out + (size_t)first * C, o, factors, C, T - first);
+    rows_store<PART>(out + head.out + (size_t)first * C, o, factors, C, T - first);
 }
 
 // ---- backward: the formulas are attention.cuh's ----
@@ -240,19 +244,31 @@ attention_dq_tensor_cores_kernel(Result<PART>* dq_out, const floatX* dout, const
     floatX* tiles = (floatX*)shared_memory;
     int queries = blockDim.x / WARP * 16, block_first = (gridDim.y - 1 - blockIdx.y) * queries;
     int first = block_first + threadIdx.x / WARP * 16;
-    HeadInputs in = head_inputs<PART>(qkv, part, T, C, NH, HEAD);
+    bool full = PART && !part.causal; // every query sees every key
     // The last key of this warp's first query
-    int keys = in.full ? T : min(T, block_first + queries), seen = in.full ? T - 1 : first, stride = 3 * C;
+    int keys = full ? T : min(T, block_first + queries), seen = full ? T - 1 : first;
+    int stride = 3 * C, kv_stride = kv_channels<PART>(C);
+    HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
+    qkv += head.qkv;
+    auto rows_from = [&](int u, int which) { // 1: keys, 2: values
+        return (PART ? part.kv + head.kv + (which - 1) * C : qkv + which * C) + (size_t)u * kv_stride;
+    };
     auto stage_of = [&](int u) { return tiles + u / BACKWARD_ROWS % STAGES * BACKWARD_STAGE; };
-    auto fetch = [&](int u) { keys_fetch<BACKWARD_ROWS>(stage_of(u), in, u, keys, T); };
+    auto fetch = [&](int u) { // keys from u on, and their values
+        if (u < keys) {
+            tile_fetch(stage_of(u), rows_from(u, 1), kv_stride, BACKWARD_ROWS, T - u);
+            tile_fetch(stage_of(u) + BACKWARD_TILE, rows_from(u, 2), kv_stride, BACKWARD_ROWS, T - u);
+        }
+        __pipeline_commit(); // even of nothing, so that the wait can count commits
+    };
     uint32_t q[HEAD_STEPS][4], d[HEAD_STEPS][4];
     float dq[HEAD / 8][4] = {}, s[BACKWARD_ROWS / 8][4], dp[BACKWARD_ROWS / 8][4], lse2[2] = {}, row_delta[2] = {};
-    rows_fetch(q, in.q + (size_t)first * stride, stride, T - first);
-    rows_fetch(d, dout + in.at.out + (size_t)first * C, C, T - first);
+    rows_fetch(q, qkv + (size_t)first * stride, stride, T - first);
+    rows_fetch(d, dout + head.out + (size_t)first * C, C, T - first);
     for (int row = 0; row < 2; row++) {
         int t = first + threadIdx.x % WARP / 4 + row * 8;
-        if (t < T) lse2[row] = stats[in.at.stats + t] * LOG2_E;
-        if (t < T) row_delta[row] = delta[in.at.stats + t];
+        if (t < T) lse2[row] = stats[head.stats + t] * LOG2_E;
+        if (t < T) row_delta[row] = delta[head.stats + t];
     }
     fetch(0);
     for (int u = 0; u < keys; u += BACKWARD_ROWS) {
@@ -263,7 +279,7 @@ attention_dq_tensor_cores_kernel(Result<PART>* dq_out, const floatX* dout, const
         if (u < seen + 16) {     // else this warp's queries see none of these keys
             tile_scores(s, q, k);
             tile_scores(dp, d, v);
-            if (u + BACKWARD_ROWS > seen) mask_later_keys(s, seen - u, !in.full);
+            if (u + BACKWARD_ROWS > seen) mask_later_keys(s, seen - u, !full);
             #pragma unroll
             for (int i = 0; i < BACKWARD_ROWS / 8 * 4; i++) { // s = dS
                 int row = i / 2 % 2;
@@ -276,7 +292,7 @@ attention_dq_tensor_cores_kernel(Result<PART>* dq_out, const floatX* dout, const
     }
     const RowFactors factors[2] = { { scale, 1 }, { scale, 1 } };
     int dq_stride = PART ? C : stride;
-    rows_store<PART>(dq_out + (PART ? in.at.out : in.at.qkv) + (size_t)first * dq_stride, dq, factors, dq_stride,
+    rows_store<PART>(dq_out + (PART ? head.out : head.qkv) + (size_t)first * dq_stride, dq, factors, dq_stride,
                      T - first);
 }
 
@@ -343,23 +359,23 @@ attention_dkv_tensor_cores_kernel(Result<PART>* dkv, const floatX* dout, const f
     extern __shared__ int4 shared_memory[];
     floatX* stages = (floatX*)shared_memory;
     int keys = blockDim.x / WARP * 16, block_first = blockIdx.y * keys, first = block_first + threadIdx.x / WARP * 16;
-    HeadInputs in = head_inputs<PART>(qkv, part, T, C, NH, HEAD);
-    // If every query sees every key, it is as if the keys lay before them
-    int begin = in.full ? 0 : block_first, place = in.full ? -16 : first, stride = kv_channels<PART>(C);
-    dout += in.at.out; stats += in.at.stats; delta += in.at.stats;
+    bool full = PART && !part.causal; // every query sees every key, as if the keys lay before them
+    int begin = full ? 0 : block_first, place = full ? -16 : first, stride = kv_channels<PART>(C);
+    HeadOffset head = head_offset(blockIdx.x, T, C, NH, HEAD);
+    qkv += head.qkv; dout += head.out; stats += head.stats; delta += head.stats;
     auto stage_of = [&](int t) { return stages + (t - begin) / BACKWARD_ROWS % STAGES * BACKWARD_STAGE; };
     float ds[BACKWARD_ROWS / 8][4];
-    KeyRows w = key_rows_begin(in.k, first, stride, T, C);
-    queries_fetch(stage_of(begin), in.q, dout, stats, delta, begin, T, C);
+    KeyRows w = key_rows_begin(PART ? part.kv + head.kv : qkv + C, first, stride, T, C);
+    queries_fetch(stage_of(begin), qkv, dout, stats, delta, begin, T, C);
     for (int t = begin; t < T; t += BACKWARD_ROWS) {
-        queries_fetch(stage_of(t + BACKWARD_ROWS), in.q, dout, stats, delta, t + BACKWARD_ROWS, T, C);
+        queries_fetch(stage_of(t + BACKWARD_ROWS), qkv, dout, stats, delta, t + BACKWARD_ROWS, T, C);
         __pipeline_wait_prior(1); // this thread's part of this stage is there
         __syncthreads();          // and all others'
         // Else none sees this warp's keys
         if (t + BACKWARD_ROWS > place) key_rows_add(w, ds, stage_of(t), scale, place - t);
         __syncthreads(); // all warps are done with this stage, whose memory is the next one's
     }
-    key_rows_store<PART>(dkv + (PART ? in.at.kv : in.at.qkv + C), w, scale, first, stride, T, C);
+    key_rows_store<PART>(dkv + (PART ? head.kv : head.qkv + C), w, scale, first, stride, T, C);
 }
 
 // ---- launches ----
