@@ -108,6 +108,15 @@ def train(name, program, *arguments, ranks=None, out=None, threads=1, until=None
     return Run(out, log)
 
 
+def most_memory(process):
+    """The most memory a process has held since it became this program, in bytes; None if it has ended. getrusage(2)'s ru_maxrss would
+    begin at what the script that started it holds."""
+    try: status = Path(f"/proc/{process.pid}/status").read_text()
+    except OSError: return None
+    found = re.search(r"^VmHWM:\s*(\d+) kB", status, re.M) # a zombie has no such line
+    return found and int(found[1]) * 1024
+
+
 class Timed:
     """How long a program's steps take and the most memory it held, measured from outside, so that one clock times every program,
     whatever it reports itself. A step ends when the program prints a line that begins with "step "; it must do so at once. After
@@ -115,7 +124,7 @@ class Timed:
     error: why there are none."""
 
     def __init__(self, command, warmup, steps, log=os.devnull, limit=None, **settings):
-        ends, last, self.error = [], [], ""
+        ends, last, self.error, self.rss = [], [], "", 0
         with start([*map(str, command)], stdout=subprocess.PIPE, **settings) as process, open(log, "wb") as file:
             late = threading.Event() # is set before the program ends, so whoever sees its end knows why
             timer = threading.Timer(limit or threading.TIMEOUT_MAX, lambda: (late.set(), os.kill(process.pid, signal.SIGKILL)))
@@ -123,18 +132,19 @@ class Timed:
             try:
                 timer.start()
                 for line in process.stdout:
-                    if line.startswith(b"step "): ends.append(time.perf_counter())
+                    if line.startswith(b"step "):
+                        ends.append(time.perf_counter())
+                        self.rss = most_memory(process) or self.rss
                     file.write(line)
                     last = [*last[-20:], line.decode(errors="replace")]
                     if len(ends) == warmup + steps: break
             finally:
                 timer.cancel()
-                os.kill(process.pid, signal.SIGKILL) # Popen's own kill would take the status, and with it the memory
-                process.returncode, usage = os.wait4(process.pid, 0)[1:]
+                process.kill()
         if len(ends) < warmup + steps:
             ended = f"{command[0]} ended after {len(ends)} of {warmup + steps} steps; its last words:\n{''.join(last)}"
             self.error = f"not done after {limit} s" if late.is_set() else ended
-        self.ms, self.rss = [1e3 * (b - a) for a, b in itertools.pairwise(ends)][warmup - 1:], usage.ru_maxrss * 1024
+        self.ms = [1e3 * (b - a) for a, b in itertools.pairwise(ends)][warmup - 1:]
 
 
 @functools.cache
