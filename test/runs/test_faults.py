@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import pytest
 from shards import faulty, resumed
-from suite import (TINY, TOKENS, Run, assert_each_says, assert_refused_by_all, assert_same, command, half, program, rest,
+from suite import (ROOT, TINY, TOKENS, Run, assert_each_says, assert_refused_by_all, assert_same, command, half, program, rest,
                    train, trained, until)
 
 LONG = 10
@@ -222,5 +222,16 @@ def test_what_does_not_fit_the_ranks_is_said_by_each(ranks, name, options, patte
 def test_ranks_with_different_options_or_data_say_which(one, other, pattern):
     line = f'[ $OMPI_COMM_WORLD_RANK = 0 ] && exec "$0" "$@" {one}; exec "$0" "$@" {other}'
     assert_refused_by_all(command(["sh", "-c", line, program("train_gpt2_ddp")], SMALL, ranks=2), 2, pattern)
+
+
+def test_ranks_with_different_data_under_one_name_do_not_begin(tmp_path):
+    contents = (ROOT / TOKENS).read_bytes()
+    header, tokens = contents[:1024], contents[1024:]
+    for folder, moved in ("0", tokens), ("1", tokens[2:] + tokens[:2]): # by one token
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tokens.bin").write_bytes(header + moved)
+    run = command(["bash", "-c", f'cd {tmp_path}/$OMPI_COMM_WORLD_RANK && exec "$@"', "-"], [ROOT / program("train_gpt2_ddp")],
+                  SMALL, "--data tokens.bin --val-data=", ranks=2)
+    assert_refused_by_all(run, 2, r"the ranks do not agree: the data of --data \(as a checksum\) is .* on rank 0 and .* on rank 1")
 
 
