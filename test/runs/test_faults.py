@@ -131,7 +131,10 @@ def test_a_run_that_is_told_to_end_during_a_step_ends_and_says_so(how, tmp_path)
         launcher = pids[0]
         while not re.match("mpirun|prterun", Path(f"/proc/{launcher}/comm").read_text()): # Open MPI 4's, and 5's
             launcher = int(re.search(r"^PPid:\s*(\d+)", Path(f"/proc/{launcher}/status").read_text(), re.M)[1])
-        for pid in pids if how == signal.SIGTERM else [launcher]: os.kill(pid, how)
+        first, *others = pids if how == signal.SIGTERM else [launcher]
+        os.kill(first, how)
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError): os.kill(pid, how) # unless it has already ended because the first did
         ended = run.result()
     assert ended.status not in (0, "no end") and not re.search("core dumped|corrupted|Aborted|Segmentation", ended.said), ended
 
