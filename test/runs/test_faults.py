@@ -84,8 +84,8 @@ def running(folder, name, *options, ranks=2, **env):
             assert len(pids) == ranks and not run.done(), run.result() if run.done() else pids
             yield run, steps, [pids[rank] for rank in range(ranks)]
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                for pid in pids.values() if not run.done() else (): os.kill(pid, signal.SIGKILL)
+            for pid in pids.values() if not run.done() else ():
+                with contextlib.suppress(ProcessLookupError): os.kill(pid, signal.SIGKILL)
 
 
 def signals(task, field):
