@@ -42,7 +42,7 @@ def test_every_shape_divides_and_has_its_parameters_and_the_flops_of_equation_3(
 def test_activations_of_a_block():
     gpt, llama = SHAPES["gpt2"], SHAPES["llama3-8b"]
     assert gpt.block_activations(1, False) == 16 * 768 and gpt.block_activations(4, True) == 16 / 4 * 768
-    assert gpt.block_activations(4, False) == (4 + 12 / 4) * 768 # as train_gpt2_tp, doc/plan.md
+    assert gpt.block_activations(4, False) == (4 + 12 / 4) * 768 # as train_gpt2_tp, doc/formulas.md
     # 2 norms in and out, q and the output of attention, k and v of 1024, and 3 of 14336
     assert llama.block_activations(1, False) == 6 * 4096 + 2 * 1024 + 3 * 14336
 

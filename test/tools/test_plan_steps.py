@@ -444,7 +444,7 @@ def test_what_holds_for_every_model_and_link(name, model, m):
     assert (shared.compute, shared.exposed) == (alone.compute, alone.exposed)
 
 
-# ---- published times. `difference`, in percent, is what this model makes of them. It is printed in doc/plan.md as it is here ----
+# ---- published times. `difference`, in percent, is this model's error, as doc/reference/plan_validation.md prints it ----
 def assert_differs(predicted, published, difference):
     assert abs(100 * (predicted / published - 1) - difference) <= 0.06, (predicted, published)
 
