@@ -287,13 +287,13 @@ def rows(run):
     ("100 --gbs 1000", ["| qkv forward | 12 | 43.5 | 0.12 | 369 | compute | 0.435 |", "| sum | 227 | 788.2 | ",
                         "6 N + 6 L C T: 793.5 GFLOP a step",
                         "| residual + layernorm forward | 25 | 0.0 | 0.16 | - | memory | 0.157 |",
-                        "| AdamW and parameter norm, all units at once | 1 | 0.0 | 3.49 | - | memory | 3.485 |"]),
+                        "| AdamW and parameter norm of all units | 1 | 0.0 | 3.49 | - | memory | 3.485 |"]),
     ("1000 --gbs 1000", ["| qkv dW + bias | 12 | 43.5 | 0.12 | 369 | memory | 0.118 |"]),
     ("100 --gbs 1000 --recompute", ["| qkv forward | 24 | 87.0 |", "| attention forward | 24 |",
                                     "| residual + layernorm forward | 49 |",
                                     "| fcproj forward | 12 |", "| fc dX | 12 |"]),
     ("989 --gbs 3350 --model gpt2-xl --batch-size 16 --seq-len 1024", ["gpt2-xl, bf16, B=16, T=1024\n",
-                                          "| AdamW and parameter norm, all units at once | 1 | 0.0 | 43.62 |",
+                                          "| AdamW and parameter norm of all units | 1 | 0.0 | 43.62 |",
                                           "| qkv forward | 48 |"])])
 def test_flops_and_bytes_are_counted_and_what_bounds_them_follows_from_the_rates(options, lines):
     run = roofline("--batch-size 2 --seq-len 512 --tflops", options)

@@ -231,7 +231,7 @@ static void bench_update(GPT2Config g) {
     float one = 1;
     if (!counting) host_to_device(&stats.x->grad_scale, &one, sizeof one);
     row("gradient norm", 1, 0, (double)(n * sizeof(floatX)), [&] { add_sum_squares(&stats.x->grad_square, grads, n); });
-    row("AdamW and parameter norm, all units at once", 1, 0, 28.0 * (double)n,
+    row("AdamW and parameter norm of all units", 1, 0, 28.0 * (double)n,
         [&] { adamw_update(a, params, master, m, v, grads, &stats.x->grad_scale, n, 0, &stats.x->param_square); });
 }
 
