@@ -21,7 +21,7 @@ def measure(x):
         x.train(f"{name} {p} {micro}", p, o.program, m.DATA, "--model d8 --heads 4 --channels 16 --seq-len 16 --batch-size 2 "
                 f"--total-batch-size {32 * micro} --steps {o.steps} --save-every 0 --schedule {name} --emulate-ms {o.times} "
                 f"--trace {trace}")
-        said = m.output(schedule, f"--trace {trace} --schedule {name} --p {p}")
+        said = m.output(schedule, f"--trace {trace}")
         if o.traces: shutil.copy(trace, f"{o.traces}/{name}_{p}_{micro}.json")
         found = re.search(r"^bubble of .* median ([\d.]+)", said, re.M) or re.search(r"^bubble as measured +([\d.]+)", said, re.M)
         known = re.search(r"^bubble by the formula +([\d.]+)", formula, re.M) # zb-h1 with few micro-batches has none

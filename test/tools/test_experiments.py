@@ -250,6 +250,12 @@ def test_a_table_has_a_row_for_each_way_that_the_training_programs_ran(tmp_path,
     if "out" in options: assert {path.name for path in (tmp_path / "out").iterdir()} == {"strong_1", "strong_2", "weak_1"}
 
 
+@pytest.mark.rest
+def test_a_bubble_is_measured_from_a_timeline(tmp_path):
+    out = succeeds("python3 -m experiments pp_bubble --stages 2 --micro 2 --times 10,10,10 --steps 3 --into", tmp_path / "stored").out
+    assert_says(out, r"^1f1b +2 +2 +30\.0 +[\d.]+ +[\d.]+ +66\.7%")
+
+
 EXERCISES, NORM = "python3 -m experiments exercises", f"{Stored('ddp/ranks_1').series('grad_norm')[0]:.4f}"
 
 
