@@ -32,7 +32,9 @@ def text(document):
     """A document as Markdown: of a notebook, its cells."""
     if document.endswith(".md"): return (ROOT / document).read_text()
     cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads((ROOT / document).read_text())["cells"]]
-    return "\n\n".join(f"```python\n{x}\n```" if kind == "code" else x for kind, x in cells)
+    name = document.rsplit("/", 1)[-1]
+    return "\n\n".join([f"```python\n{x}\n```" if kind == "code" else x for kind, x in cells]
+                       + [f'<a href="{name}" download>Download this notebook, {name}</a>'])
 
 
 def programs_table():
@@ -79,8 +81,8 @@ def on_files(files, config):
         files.append(File.generated(config, page, content="", inclusion=InclusionLevel.NOT_IN_NAV))
     for document in documents():
         files.append(File.generated(config, source.page_of(document), content=text(document), inclusion=InclusionLevel.NOT_IN_NAV))
-    for picture in [name for name in source.tracked() if name.endswith(".svg")]:
-        files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
+    for name in [name for name in source.tracked() if name.endswith((".svg", ".ipynb"))]:
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     shown = linked_sources()
     for path in sorted(shown):
         page, url = source.page_of(path), source.url_of(path)

@@ -69,8 +69,8 @@ def page():
                           separators=(",", ":")).replace("<", "\\u003c")
     return ('<h1>Memory and time by program</h1><p>Every number comes from <code>build/plan</code>, which uses the programs\' own '
             'formulas; <a href="doc/plan.html">its page</a> says what it assumes. Held equal between all bars: the model, the '
-            f'precision, the number of H100s, micro-batches of 4 sequences with 1024 tokens, and a global batch of {TOKENS:,} tokens '
-            f'per step.</p>{controls}<div class="picture" id="memory"></div><div class="picture" id="time"></div>'
+            'precision, the number of H100s, micro-batches of 4 sequences with 1024 tokens, and a global batch of '
+            f'{TOKENS:,} tokens per step.</p>{controls}<div class="picture" id="memory"></div><div class="picture" id="time"></div>'
             '<h2>Memory per rank in GB</h2><p>Tensor, pipeline and context parallelism split a replica of the model over at most 8 '
             'ranks; the other ranks hold further replicas. A cell is empty where a technique does not fit that number of ranks.</p>'
             f'{tables}<p>These numbers and those of the other cases were printed by</p><pre><code>{escape(shown)}</code></pre>'

@@ -89,7 +89,7 @@ class Page:
 
     def note(self, note):
         step = "" if (note.left, note.right) == (self.left, self.right) else f"<b>{note.left} → {note.right}:</b> "
-        more = anchor(self.url, f"{url_of(CHAPTERS[note.right])}#{note.section}", f"More in chapter {NUMBERS[note.right]}")
+        more = anchor(self.url, url_of(CHAPTERS[note.right]), f"More in chapter {NUMBERS[note.right]}")
         return f'<p>{step}{markup(" ".join(note.text.split()))} {more}</p>'
 
     def hunk(self, number, part, its_notes):

@@ -36,10 +36,9 @@ FORWARD = "\nstatic void gpt2_forward(GPT2* g) {"
     ("dev/site/programs.toml", lambda x: re.sub("\nunit_release = .*", "", x, count=1),
      "zero: no note for unit_release, which differs from ddp"),
     ("dev/site/programs.toml", lambda x: x + 'no_function = "Text."\n', "cp: there is no difference in 'no_function'"),
-    ("dev/site/programs.toml", lambda x: x + 'unit_release = ["padding"]\n', "write TEXT or .SECTION, TEXT."),
     ("train_gpt2_zero.cu", lambda x: x.replace(FORWARD, FORWARD + " (void)g;"),
      "no note for gpt2_forward, which differs from ddp")],
-    ids=["no_note", "no_difference", "no_section", "new_hunk"])
+    ids=["no_note", "no_difference", "new_hunk"])
 def test_a_note_or_hunk_alone_is_named(copy, file, change, says):
     text = (copy / file).read_text()
     (copy / file).write_text(change(text))
