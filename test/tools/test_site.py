@@ -1,7 +1,6 @@
 """make site: every hunk of the program reader has its note, links lead somewhere, and pages are what a reader in a browser expects.
 Screenshots are kept in build/site_shots."""
 import functools, re, shutil, sys
-from collections import Counter
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 import pytest
@@ -102,6 +101,13 @@ def test_in_a_stepper_a_rank_computes_with_what_its_buffers_hold_and_ends_with_a
                      if re.match("(forward|backward), block", doing)]
         for block, buffers in computing if name == "fsdp" else []:
             assert f"block {block}" in [text for text, _ in buffers["gather buffers"]]
+    ended = set()
+    for rank, said, ranks in held(stepper, "ddp"):
+        if said.endswith("has ended"): ended.add(rank)
+        assert rank in ended or all(state != "done" for _, state in ranks[rank][1]["gradients"]), said
+    for r in range(2):  # of FSDP: one bucket is sent while the other is filled
+        assert any({"own", "flight"} == {state for _, state in ranks[r][1]["gradient buckets"][1:]} for _, _, ranks in
+                   held(stepper, "fsdp"))
     for _, buffers in [rank for _, _, ranks in held(stepper, "zero") for rank in ranks]:
         assert [text.split(" ")[0] for text, _ in buffers["gather buffers"] if text] in (
             [], ["root"], ["root", "attn"], ["root", "attn", "mlp"])
@@ -113,8 +119,8 @@ def test_in_the_steppers_of_1f1b_and_ring_each_rank_holds_what_the_chapters_say(
     assert not any(all_ for _, buffers in frames[-1][2] for all_ in buffers.values())
     frames = held(stepper, "cp")
     for r in range(4):
-        seen = Counter(text for _, _, ranks in frames for text, state in ranks[r][1]["keys, values"] if state != "flight")
-        assert {text for text in seen if text} == {f"rank {k}'s" for k in range(4)}
+        kv = [text for _, _, ranks in frames for text, state in ranks[r][1]["keys, values"] if text and state != "flight"]
+        assert [*dict.fromkeys(kv)][:2] == [f"rank {r}'s", f"rank {(r + 1) % 4}'s"] and len({*kv}) == 4
         assert frames[-1][2][r][1]["received"] == [[f"rank {r}'s", "done"]]
 
 
