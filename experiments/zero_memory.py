@@ -78,7 +78,7 @@ def show(d, o):
 
 def picture(rows):
     top, programs = max(r["memory"] for r in rows), max(sum(x["ranks"] == r["ranks"] for x in rows) for r in rows)
-    bar, high, base, width = 34, 260, 330, max(700, 60 + len({r["ranks"] for r in rows}) * (34 * programs + 30))
+    bar, high, base, width = 47, 260, 330, max(700, 60 + len({r["ranks"] for r in rows}) * (47 * programs + 30))
     colours = "#3a86b7 #f4a259 #1d3557 #c1121f #d9d9d9".split()
     svg, x = Svg(width, 380), 60
     svg.text(60, 16, rows[0]["model"])
@@ -101,7 +101,7 @@ def picture(rows):
             y -= high * bytes_ / top
             svg.rect(x, y, bar - 4, high * bytes_ / top, colour)
         svg.text(x + bar / 2 - 2, y - 4, f"{r['memory'] / 1e6:.0f}", "middle")
-        svg.text(x + bar / 2 - 2, base + 16, r["program"].removeprefix("zero-"), "middle")
+        svg.text(x + bar / 2 - 2, base + 16, r["program"].replace("zero", "ZeRO"), "middle", font_size=11)
         x += bar
     return str(svg)
 

@@ -106,7 +106,7 @@ GROUPS = {"the mesh, and who has what": re.compile("GPT2|init|configure|alloc"),
 
 def question(name):
     """What one must decide where both parents change a definition, and the answer: its note in dev/site/programs.toml."""
-    return " ".join(programs.notes(PROGRAM)[name][1].split()) if name in programs.notes(PROGRAM) else ""
+    return " ".join(programs.notes(PROGRAM).get(name, "").split())
 
 
 def without_comments(text):

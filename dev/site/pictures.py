@@ -10,11 +10,12 @@ from programs import ROOT
 MODELS = ["gpt2", "gpt2-medium", "gpt2-xl"]
 RANKS = [1, 2, 4, 8, 16, 32, 64]
 PRECISIONS = ["fp32", "bf16"]
-# What is shown, and what plan calls it: where it has the number of ranks, the largest that it offers for so many ranks.
+# What is shown, by plan's names. Of a technique that plan offers in several sizes, as "tp 2" and "tp 8", it is the largest.
 WAYS = {"ddp": "DDP", "zero-1": "ZeRO 1", "zero-2": "ZeRO 2", "zero-3": "ZeRO 3", "fsdp": "FSDP", "tp": "tensor parallel",
-        "pp": "pipeline parallel"}
+        "pp": "pipeline parallel", "cp": "context parallel"}
 KINDS = ["parameters", "gradients", "optimizer state", "activations", "communication"]
-OPTIONS = ["--gpu", "h100", "-b", "4", "-t", "1024", "--accumulation", "8"]
+TOKENS = 262144  # of a step, whatever the number of ranks
+OPTIONS = ["--gpu", "h100", "-b", "4", "-t", "1024", "--total-batch-size", str(TOKENS)]
 DEFAULT = ("gpt2-medium", "bf16", 8)
 
 
@@ -31,10 +32,9 @@ def ask(model, precision, ranks):
         if not found: continue
         way = found[-1]
         row = times.get(f"{key}/{ranks}") or times.get(f"{key} of {ranks}/{way['name'].removeprefix('tp ')}")
-        shown[key] = {"name": way["name"], "bytes": [way["bytes"][kind] for kind in KINDS], "total": way["bytes"]["total"],
-                      "sent": way["sent_per_step"]}
+        shown[key] = {"name": way["name"], "bytes": [way["bytes"][kind] for kind in KINDS], "total": way["bytes"]["total"]}
         if row:
-            shown[key]["time"] = [row[k] for k in ("seconds", "compute", "communication", "exposed", "bubble", "tp",
+            shown[key]["time"] = [row[k] for k in ("seconds", "compute", "communication", "exposed", "bubble",
                                                    "tokens_per_s_per_rank")]
     return shown
 
@@ -65,13 +65,13 @@ def page():
             tables += (f'<details{" open" if (m, p) == (model, precision) else ""}><summary>{m}, {p}</summary>'
                        f'{wide_table("<th>ranks</th>" + "".join(f"<th>{n}</th>" for n in RANKS), rows)}</details>')
     shown = " ".join(command(model, precision, ranks))
-    embedded = json.dumps({"ways": WAYS, "kinds": KINDS, "cases": data(), "default": list(DEFAULT)},
+    embedded = json.dumps({"ways": WAYS, "kinds": KINDS, "cases": data(), "tokens": f"{TOKENS:,}"},
                           separators=(",", ":")).replace("<", "\\u003c")
-    return ('<h1>Memory and time by program</h1><p>What a rank keeps, and where its time goes, for 4 sequences of 1024 tokens in '
-            'a micro-batch and 8 micro-batches a step, on H100s. Every number is <code>build/plan</code>\'s, which uses the '
-            'programs\' own formulas; <a href="doc/plan.html">its chapter</a> says what it assumes. The page was made '
-            f'by</p><pre><code>{escape(shown)}</code></pre><p>and the same for the other numbers of ranks, precisions and '
-            f'models.</p>{controls}<div class="picture" id="memory"></div><div class="picture" id="time"></div><h2>Bytes of a '
-            'rank, in GB</h2><p>Tensor parallelism cuts a replica of the model in at most 8 parts, a pipeline too; the other '
-            'ranks have further copies. An empty cell is a number of ranks at which <code>plan</code> has no such '
-            f'way.</p>{tables}<script type="application/json" id="plan-data">{embedded}</script>')
+    return ('<h1>Memory and time by program</h1><p>Every number comes from <code>build/plan</code>, which uses the programs\' own '
+            'formulas; <a href="doc/plan.html">its page</a> says what it assumes. Held equal between all bars: the model, the '
+            'precision, the number of H100s, micro-batches of 4 sequences with 1024 tokens, and a global batch of '
+            f'{TOKENS:,} tokens per step.</p>{controls}<div class="picture" id="memory"></div><div class="picture" id="time"></div>'
+            '<h2>Memory per rank in GB</h2><p>Tensor, pipeline and context parallelism split a replica of the model over at most 8 '
+            'ranks; the other ranks hold further replicas. A cell is empty where a technique does not fit that number of ranks.</p>'
+            f'{tables}<p>These numbers and those of the other cases were printed by</p><pre><code>{escape(shown)}</code></pre>'
+            f'<script type="application/json" id="plan-data">{embedded}</script>')

@@ -16,7 +16,6 @@ PROGRAMS = ["single", "ddp", "zero", "fsdp", "tp", "pp", "compress", "3d", "cp",
 NUMBERS = {program: number for number, program in enumerate(PROGRAMS, 1)}  # of the chapters
 CHAPTERS = {program: f"doc/{number:02}_{program}.md" for program, number in NUMBERS.items()} | {"zeropp": "doc/10_cluster.md"}
 NOTES = "dev/site/programs.toml"
-USUAL = "the-diff-in-the-files-order"
 HEADINGS = {"includes": "section 1. libraries, in reading order", "plumbing": "section 9. plumbing"}  # what notes call them
 JOIN = 3  # so many equal lines between two changes of a definition make no new hunk
 
@@ -37,9 +36,9 @@ def differences():
 
 @lru_cache
 def notes(program):
-    """{definition: [section, text]}: why it is another one than in the program's bases."""
-    return {HEADINGS.get(name, name): [USUAL, note] if isinstance(note, str) else note
-            for names, note in differences().get(program, {}).items() if names != "bases" for name in names.split()}
+    """{definition: text}: why it is another one than in the program's bases."""
+    return {HEADINGS.get(name, name): note for names, note in differences().get(program, {}).items() if names != "bases"
+            for name in names.split()}
 
 
 def bases():
@@ -165,8 +164,7 @@ def hunks(a, b):
 
 
 # ---- the notes of hunks ----
-# Why a definition of program `right` is another one than in `left`; `section` is a heading's anchor in the chapter.
-Note = namedtuple("Note", "left right section text")
+Note = namedtuple("Note", "left right text")  # why a definition of program `right` is another one than in `left`
 
 
 @lru_cache
@@ -184,7 +182,7 @@ def notes_of_definition(left, right, name):
     """The notes of the steps from one program to the other. What a program has from its other base has that one's."""
     def of(base, program):
         noted = notes(program)
-        if name in noted: return [Note(base, program, *noted[name])]
+        if name in noted: return [Note(base, program, noted[name])]
         return [note for other in bases().get(program, []) if other != base and (base, program) == (left, right)
                 for step in way(base, other) for note in of(*step)]
     return [note for step in way(left, right) for note in of(*step)]
@@ -201,9 +199,8 @@ def notes_of_pair(left, right):
 
 def wrong_notes():
     """What is wrong with the notes of all pairs, in words."""
-    wrong = [f"{NOTES}: {program}: '{key}' has no note; write TEXT or [SECTION, TEXT]" for program, table in differences().items()
-             for key, value in table.items() if key != "bases" and isinstance(value, list) and len(value) != 2]
-    for left, right in neighbours() if not wrong else []:
+    wrong = []
+    for left, right in neighbours():
         named = {hunk.name for base in bases()[right] for hunk in hunks(base, right)}
         wrong += [f"{NOTES}: {right}: there is no difference in '{name}'" for name in notes(right) if name not in named]
         wrong += [f"{NOTES}: {right}: no note for {name}, which differs from {left}" for name in

@@ -89,7 +89,7 @@ class Page:
 
     def note(self, note):
         step = "" if (note.left, note.right) == (self.left, self.right) else f"<b>{note.left} → {note.right}:</b> "
-        more = anchor(self.url, f"{url_of(CHAPTERS[note.right])}#{note.section}", f"More in chapter {NUMBERS[note.right]}")
+        more = anchor(self.url, url_of(CHAPTERS[note.right]), f"More in chapter {NUMBERS[note.right]}")
         return f'<p>{step}{markup(" ".join(note.text.split()))} {more}</p>'
 
     def hunk(self, number, part, its_notes):
@@ -190,6 +190,13 @@ class Merged(Page):
                 '<code>make merge-3d</code> prints the same in a terminal.</p>')
 
 
+def step_to(program):
+    """The diff that makes a program of its base, or of both: its name, and the page that shows it as MkDocs knows it."""
+    before = programs.bases().get(program, [])
+    if len(before) > 1: return f"{' + '.join(before)} → {program}", f"reader/{program}.md"
+    return before and (f"{before[0]} → {program}", pair_url(before[0], program).replace(".html", ".md"))
+
+
 def overview(url):
     """The table of all pairs."""
     def cell(left, right):
@@ -198,11 +205,7 @@ def overview(url):
         return f"<td{near}>{anchor(url, pair_url(left, right), len(programs.hunks(left, right)))}</td>"
     head = "<th></th>" + "".join(f"<th>{s}</th>" for s in PROGRAMS[1:])
     rows = [f"<th>{left}</th>" + "".join(cell(left, right) for right in PROGRAMS[1:]) for left in PROGRAMS[:-1]]
-    steps = [(pair_url(a, b), f"{a} → {b}", b) for a, b in programs.neighbours() if not parents(b)]
-    steps += [(f"reader/{s}.html", f"{' + '.join(parents(s))} → {s}", s) for s in PROGRAMS if parents(s)]
-    chapters = {s: anchor(url, url_of(CHAPTERS[s]), f"chapter {NUMBERS[s]}") for s in PROGRAMS}
-    way = "".join(f"<li>{anchor(url, to, name)}, with {chapters[s]}</li>" for to, name, s in steps)
     return ('<h1>Programs side by side</h1><p>Each program is a diff of the one before. A page shows two of them with the equal '
-            'parts folded, the differences marked to the word, and a note at each definition.</p><h2>In the order of the '
-            f'course</h2><ol>{way}</ol><h2>Any two</h2><p>The numbers are numbers of hunks; neighbours are in bold.</p>'
-            + wide_table(head, rows, ' class="pairs"'))
+            'parts folded, the differences marked to the word, and a note at each definition. The numbers are numbers of hunks. '
+            f'Neighbours are in bold; the {anchor(url, "index.html#the-programs", "front page")} lists them in the order of the '
+            f'course.</p>{wide_table(head, rows, " class=pairs")}')

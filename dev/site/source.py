@@ -31,7 +31,8 @@ def parents(name):
 
 def page_of(path):
     """The page that shows a file or folder: MkDocs' name of its source."""
-    if path.endswith(".md"): return path
+    if path == "README.md": return "repository.md"  # the front page is another one
+    if path.endswith((".md", ".ipynb")): return path.replace(".ipynb", ".md")
     if path in folders(): return f"{path}/README.md" if f"{path}/README.md" in tracked() else f"{path}/index.md"
     return path + ".md"
 

@@ -1,4 +1,5 @@
-"""Draws pictures of communication for the chapters: four ranks and their buffers, before and after each operation.
+"""Draws pictures for the documents: which program changes which, and communication, as four ranks and their buffers before and
+after each operation.
 
     python3 -m dev.tools.collectives [FOLDER]      writes FOLDER/NAME.svg; FOLDER is doc unless it is given
 
@@ -6,6 +7,7 @@ Element i of rank r is (i + 1) * 10^r, so the digits of a sum show which ranks i
 its number comes from; sums are dark."""
 import sys
 from pathlib import Path
+from dev.site.programs import neighbours
 from dev.tools.svg import Svg
 
 N = 4
@@ -62,5 +64,31 @@ def draw(title, moments):
     return str(svg)
 
 
+PLACES = {  # of the programs: column, row, and a few words
+    "single": (0, 2, "one device"), "ddp": (1, 2, "data parallel"), "zero": (2, 0, "sharded, ZeRO 1-3"),
+    "fsdp": (3, 0, "fully sharded"), "zeropp": (4, 0, "ZeRO++, few bytes"), "tp": (2, 1, "tensor parallel"),
+    "pp": (2, 2, "pipeline parallel"), "3d": (3, 1.5, "one mesh of all"), "compress": (2, 3, "fewer bytes sent"),
+    "cp": (2, 4, "context parallel"),
+}
+
+
+def tree():
+    """The programs as boxes, with an arrow from each base to the program that changes it."""
+    wide, high, across, down = 128, 42, 168, 56
+    svg = Svg(4 * across + wide + 16, 4 * down + high + 16)
+    at = {program: (8 + column * across, 8 + row * down) for program, (column, row, _) in PLACES.items()}
+    for base, program in neighbours():
+        x0, y0, x1, y1 = at[base][0] + wide, at[base][1] + high / 2, at[program][0] - 2, at[program][1] + high / 2
+        bend = (x0 + x1) / 2
+        svg.add("path", d=f"M {x0} {y0} H {bend} V {y1} H {x1} m -6 -4 l 6 4 l -6 4", stroke="#555555", fill="none", stroke_width=1.5)
+    for program, (x, y) in at.items():
+        svg.rect(x, y, wide, high, COLOURS[0], stroke="#3a86b7", rx=5)
+        svg.text(x + wide / 2, y + 18, program, "middle", font_size=14, font_weight="bold")
+        svg.text(x + wide / 2, y + 34, PLACES[program][2], "middle", fill="#333333")
+    return str(svg)
+
+
 if __name__ == "__main__":
-    for name, parts in PICTURES.items(): Path(sys.argv[1] if sys.argv[1:] else "doc", f"{name}.svg").write_text(draw(*parts))
+    folder = Path(sys.argv[1] if sys.argv[1:] else "doc")
+    for name, parts in PICTURES.items(): (folder / f"{name}.svg").write_text(draw(*parts))
+    (folder / "programs.svg").write_text(tree())

@@ -4,7 +4,7 @@ import functools, re, shutil, sys
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 import pytest
-from suite import ROOT, command, once, succeeds
+from suite import ROOT, TOKENS, command, once, succeeds, trained
 
 SITE, PYTHON = ROOT / "build/site", "build/site_venv/bin/python"
 LONG = 200
@@ -35,10 +35,9 @@ FORWARD = "\nstatic void gpt2_forward(GPT2* g) {"
     ("dev/site/programs.toml", lambda x: re.sub("\nunit_release = .*", "", x, count=1),
      "zero: no note for unit_release, which differs from ddp"),
     ("dev/site/programs.toml", lambda x: x + 'no_function = "Text."\n', "cp: there is no difference in 'no_function'"),
-    ("dev/site/programs.toml", lambda x: x + 'unit_release = ["padding"]\n', "write TEXT or .SECTION, TEXT."),
     ("train_gpt2_zero.cu", lambda x: x.replace(FORWARD, FORWARD + " (void)g;"),
      "no note for gpt2_forward, which differs from ddp")],
-    ids=["no_note", "no_difference", "no_section", "new_hunk"])
+    ids=["no_note", "no_difference", "new_hunk"])
 def test_a_note_or_hunk_alone_is_named(copy, file, change, says):
     text = (copy / file).read_text()
     (copy / file).write_text(change(text))
@@ -64,6 +63,65 @@ def test_the_reader_shows_what_llmc_does_where_a_program_calls_it_and_of_3d_what
     in_a_parent = {line for parent in ("tp", "pp") for line in programs.lines(parent)}
     assert {line for line in text if line.strip()} - in_a_parent <= shown
     assert len(shown) < len(text) / 3
+
+
+# ---- steppers ----
+@pytest.fixture
+def stepper(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "dev/site")
+    import stepper
+    return stepper
+
+
+STEPPERS = ["ddp", "zero", "fsdp", "pp", "cp"]
+
+
+@pytest.mark.parametrize("name", STEPPERS)
+def test_a_stored_micro_step_is_what_the_program_does_today_in_order_and_bytes(name, stepper, tmp_path):
+    """Otherwise: make programs && python3 dev/site/stepper.py"""
+    ranks, options = stepper.options(name)
+    run = trained(name, options.replace("data/train.bin", str(TOKENS)), "--trace", tmp_path / "trace.json", ranks=ranks)
+    today, (command, events) = stepper.read(tmp_path / "trace.json"), stepper.stored()[name]
+    assert stepper.order(today) == stepper.order(events) and options in command
+    for some in today, events:
+        assert sum(map(stepper.sent, [e for e in some if e.rank == 0 and e.issued is not None])) == run.steps[-1]["comm_bytes"]
+
+
+def held(stepper, name):
+    """Of each event, in order: the rank, what is new, and of each rank what it does and its buffers."""
+    return [(rank, said, [(doing, buffers) for doing, buffers, _ in ranks])
+            for _, rank, said, ranks in stepper.frames(name, stepper.stored()[name][1])]
+
+
+def test_in_a_stepper_a_rank_computes_with_what_its_buffers_hold_and_ends_with_all_gradients(stepper):
+    for name, state in ("ddp", "done"), ("zero", "shard"), ("fsdp", "shard"):
+        frames = held(stepper, name)
+        for _, buffers in frames[-1][2]: assert {s for _, s in [*buffers.values()][-1]} == {state}, name
+        computing = [(doing.split(" ")[-1], buffers) for _, _, ranks in frames for doing, buffers in ranks
+                     if re.match("(forward|backward), block", doing)]
+        for block, buffers in computing if name == "fsdp" else []:
+            assert f"block {block}" in [text for text, _ in buffers["gather buffers"]]
+    ended = set()
+    for rank, said, ranks in held(stepper, "ddp"):
+        if said.endswith("has ended"): ended.add(rank)
+        assert rank in ended or all(state != "done" for _, state in ranks[rank][1]["gradients"]), said
+    for r in range(2):  # of FSDP: one bucket is sent while the other is filled
+        assert any({"own", "flight"} == {state for _, state in ranks[r][1]["gradient buckets"][1:]} for _, _, ranks in
+                   held(stepper, "fsdp"))
+    for _, buffers in [rank for _, _, ranks in held(stepper, "zero") for rank in ranks]:
+        assert [text.split(" ")[0] for text, _ in buffers["gather buffers"] if text] in (
+            [], ["root"], ["root", "attn"], ["root", "attn", "mlp"])
+
+
+def test_in_the_steppers_of_1f1b_and_ring_each_rank_holds_what_the_chapters_say(stepper):
+    frames = held(stepper, "pp")
+    assert [max(len(ranks[r][1]["activations"]) for _, _, ranks in frames) for r in range(4)] == [4, 3, 2, 1]
+    assert not any(all_ for _, buffers in frames[-1][2] for all_ in buffers.values())
+    frames = held(stepper, "cp")
+    for r in range(4):
+        kv = [text for _, _, ranks in frames for text, state in ranks[r][1]["keys, values"] if text and state != "flight"]
+        assert [*dict.fromkeys(kv)][:2] == [f"rank {r}'s", f"rank {(r + 1) % 4}'s"] and len({*kv}) == 4
+        assert frames[-1][2][r][1]["received"] == [[f"rank {r}'s", "done"]]
 
 
 # ---- the pages ----
@@ -122,6 +180,21 @@ def test_links_and_anchors_lead_somewhere_and_nothing_is_loaded_from_another_hos
 
 
 @pytest.mark.sampled("site")
+def test_the_front_page_leads_to_every_program_its_chapter_diff_and_stepper_in_400_words(site):
+    from dev.site.programs import CHAPTERS, PROGRAMS
+    page = Page(site / "index.html")
+    text = re.sub(r"<[^>]*>", " ", re.search("<article.*?</article>", page.path.read_text(), re.S)[0])
+    assert len(text.split()) <= 400
+    wanted = {"repository.html", "labs/index.html", "doc/free_gpu.html", "pictures.html"}  # the first: README, by the navigation
+    for program in PROGRAMS:
+        wanted |= {f"train_gpt2_{program}.cu.html", CHAPTERS[program].replace(".md", ".html")}
+    for program in STEPPERS: wanted.add(CHAPTERS[program].replace(".md", ".html#one-micro-step-event-by-event"))
+    assert wanted <= set(page.links), wanted - set(page.links)
+    diffs = {link for link in page.links if link.startswith("reader/") and link != "reader/index.html"}
+    assert len(diffs) == len(PROGRAMS) - 1
+
+
+@pytest.mark.sampled("site")
 def test_calls_of_llmc_lead_to_the_line_where_a_header_declares_them(site):
     """What a program calls and does not define, and what a header of llmc/ declares at the beginning of a line."""
     declared = {name for header in (ROOT / "llmc").rglob("*.h")
@@ -139,7 +212,7 @@ def test_calls_of_llmc_lead_to_the_line_where_a_header_declares_them(site):
 
 
 @pytest.mark.sampled("site")
-@pytest.mark.parametrize("what", ["load", "reader", "pictures", "search", "plain"])
+@pytest.mark.parametrize("what", ["load", "reader", "stepper", "pictures", "search", "plain"])
 def test_in_a_browser_the_pages_are_as_a_reader_expects(site, what):
     """site/browser.py says what that is."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

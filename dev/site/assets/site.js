@@ -1,5 +1,40 @@
-// What the pages of the site do beyond being read: keys in the program reader, and the pictures' controls.
+// What the pages of the site do beyond being read: steppers, keys in the program reader, and the pictures' controls.
 (() => {
+  for (const stepper of document.querySelectorAll(".stepper")) {
+    const rows = [...stepper.querySelectorAll("tbody tr")], controls = document.createElement("div");
+    controls.className = "controls";
+    controls.innerHTML = `<button title="one back: left arrow">◀</button><button class="play" title="play or pause: space">Play</button>
+      <button title="one on: right arrow">▶</button><input type="range" aria-label="event" min="0" max="${rows.length - 1}" value="0">`;
+    const [back, play, on, slider] = controls.children;
+    let at = 0, timer = null;
+    const show = (to) => {
+      rows[at].classList.remove("on");
+      at = Math.max(0, Math.min(rows.length - 1, to));
+      rows[at].classList.add("on");
+      slider.value = at;
+      if (timer && at === rows.length - 1) toggle();
+    };
+    const toggle = () => {
+      if (!timer && at === rows.length - 1) show(0);
+      timer = timer ? clearInterval(timer) : setInterval(() => show(at + 1), 700);
+      play.textContent = timer ? "Pause" : "Play";
+    };
+    back.onclick = () => show(at - 1);
+    on.onclick = () => show(at + 1);
+    play.onclick = toggle;
+    slider.oninput = () => show(+slider.value);
+    stepper.onkeydown = (event) => {
+      const act = { ArrowLeft: back.onclick, ArrowRight: on.onclick, " ": toggle }[event.key];
+      if (!act || (event.key === " " && event.target.tagName === "BUTTON")) return;
+      event.preventDefault();
+      act();
+    };
+    stepper.classList.add("playing");
+    stepper.querySelector("details").open = true;
+    stepper.prepend(controls);
+    show(0);
+  }
+
   const hunks = [...document.querySelectorAll(".hunk")];
   if (hunks.length) {
     const go = (step) => {
@@ -31,7 +66,7 @@
   const embedded = document.getElementById("plan-data");
   if (embedded) {
     const plan = JSON.parse(embedded.textContent), form = document.querySelector(".controls");
-    const parts = ["computing", "waiting for communication", "sums inside blocks", "bubble", "AdamW"];
+    const parts = ["compute", "waiting for communication", "pipeline bubble", "AdamW"];
     const gb = (bytes) => (bytes / 1e9).toPrecision(3) + " GB";
     const ms = (seconds) => (seconds * 1e3).toPrecision(3) + " ms";
     const element = (tag, cls, text) => {
@@ -42,7 +77,11 @@
     };
     const legend = (names) => {
       const list = element("p", "legend");
-      names.forEach((name, i) => list.append(element("span", `k${i}`), name));
+      names.forEach((name, i) => {
+        const item = element("span", "", name);
+        item.prepend(element("i", `k${i}`));
+        list.append(item);
+      });
       return list;
     };
     const bar = (values, names, whole, say, title) => {
@@ -70,27 +109,18 @@
         memory.append(element("div", "name", name(entry)));
         memory.append(bar(entry[1].bytes, plan.kinds, most * 1.15, gb, gb(entry[1].total)));
       }
-      const time = element("div");
+      const time = element("div"), longest = Math.max(...Object.values(found).map((way) => way.time ? way.time[0] : 0));
       for (const entry of ways) {
         if (!entry[1].time) continue;
-        const [seconds, compute, communication, exposed, bubble, tp] = entry[1].time;
-        const spent = [compute, exposed, tp, bubble, Math.max(0, seconds - compute - exposed - tp - bubble)];
-        const hidden = Math.max(0, communication - exposed);
+        const [seconds, compute, communication, exposed, bubble, rate] = entry[1].time;
+        const spent = [compute, exposed, bubble, Math.max(0, seconds - compute - exposed - bubble)];
         time.append(element("div", "name", name(entry)));
-        const lanes = element("div", "lanes");
-        lanes.append(bar(spent, parts, seconds * 1.15, ms, ms(seconds)));
-        const sent = element("div", "bar thin");
-        const gap = element("span"), there = element("span", "k5");
-        gap.style.width = (100 * Math.max(0, compute - hidden)) / (seconds * 1.15) + "%";
-        there.style.width = (100 * Math.min(communication, seconds)) / (seconds * 1.15) + "%";
-        there.title = `communication: ${ms(communication)}, of which ${ms(exposed)} are waited for`;
-        sent.append(gap, there);
-        lanes.append(sent);
-        time.append(lanes);
+        const line = bar(spent, parts, longest * 1.45, ms, `${ms(seconds)}, ${Math.round(rate).toLocaleString("en")} tokens/s per GPU`);
+        line.title = `communication: ${ms(communication)}, of which ${ms(exposed)} are not hidden by compute`;
+        time.append(line);
       }
-      document.getElementById("memory").replaceChildren(element("h2", "", "What a rank keeps"), legend(plan.kinds), memory);
-      document.getElementById("time").replaceChildren(element("h2", "", "A step's time, each step as wide as the next"),
-        legend([...parts, "communication, as long as it lasts"]), time);
+      document.getElementById("memory").replaceChildren(element("h2", "", `Memory per rank on ${ranks} ranks`), legend(plan.kinds), memory);
+      document.getElementById("time").replaceChildren(element("h2", "", `Time of one step of ${plan.tokens} tokens`), legend(parts), time);
     };
     form.hidden = false;
     form.addEventListener("input", draw);

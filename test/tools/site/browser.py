@@ -1,5 +1,5 @@
 """browser.py CHROMIUM FOLDER SHOTS CHECK - looks at the site in FOLDER with a headless browser, as a reader would who opens it from
-the disk. CHECK is load, reader, pictures, search or plain. Screenshots go to the folder SHOTS."""
+the disk. CHECK is load, reader, stepper, pictures, search or plain. Screenshots go to the folder SHOTS."""
 import json, subprocess, sys
 from pathlib import Path
 from playwright.sync_api import sync_playwright
@@ -105,6 +105,30 @@ def reader(browser):
     shot(page, "reader_hunk_narrow.png")
 
 
+def stepper(browser):
+    """One event is shown, with what each rank holds; keys, buttons, the slider and playing change it."""
+    page = open_page(browser)
+    for name in "doc/02_ddp.html", "doc/03_zero.html", "doc/04_fsdp.html", "doc/06_pp.html", "doc/09_cp.html":
+        show(page, name)
+
+        def expect_event(wanted, why):
+            shown = page.evaluate("[...document.querySelectorAll('.stepper tbody tr')].flatMap((row, i) => row.offsetHeight ? i : [])")
+            expect(shown == [wanted], f"{name}: {why} shows events {shown}, not {wanted}")
+        expect_event(0, "the beginning")
+        page.focus(".stepper")
+        for key, wanted in ("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1):
+            page.keyboard.press(key)
+            expect_event(wanted, key)
+        page.click(".stepper button >> nth=2")
+        expect_event(2, "the button")
+        page.locator(".stepper input").fill("20")
+        expect_event(20, "the slider")
+        page.click(".stepper .play")
+        page.wait_for_function("document.querySelectorAll('.stepper tbody tr')[22].offsetHeight > 0")
+        page.click(".stepper .play")
+        shot(page, f"stepper_{Path(name).stem}.png")
+
+
 def pictures(browser):
     """The bars are as long as build/plan's numbers, and answer to the controls."""
     page = open_page(browser, height=1400)
@@ -118,7 +142,7 @@ def pictures(browser):
         page.evaluate("Promise.all(document.getAnimations().map((a) => a.finished)).then(() => true)")
         said = subprocess.run(["build/plan", "--json", "--model", model, "--precision", precision, "--ranks", str(ranks), "--gpu",
                                "h100", "-b", "4",
-                               "-t", "1024", "--accumulation", "8"], check=True, capture_output=True, text=True).stdout
+                               "-t", "1024", "--total-batch-size", "262144"], check=True, capture_output=True, text=True).stdout
         ways = {way["name"]: way for way in json.loads(said)["ways"]}
         bars = page.evaluate("""() => [...document.querySelectorAll('#memory .bar')].map((bar) => [bar.previousSibling.textContent,
             bar.querySelector('b').textContent, [...bar.querySelectorAll('span')].map((s) => s.getBoundingClientRect().width)])""")
@@ -164,13 +188,15 @@ def plain(browser):
     expect(not page.locator(".controls").is_visible(), "pictures.html: there are controls that do nothing without JavaScript")
     page.goto(f"file://{site}/doc/02_ddp.html")
     expect(page.locator("article p").first.is_visible(), "doc/02_ddp.html: no text without JavaScript")
+    page.click(".stepper summary")
+    expect(page.locator(".stepper tbody tr").last.is_visible(), "doc/02_ddp.html: no table of events without JavaScript")
     shot(page, "plain.png")
     context.close()
 
 
 with sync_playwright() as playwright:
     running = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-    {"load": load, "reader": reader, "pictures": pictures, "search": search, "plain": plain}[what](running)
+    {"load": load, "reader": reader, "stepper": stepper, "pictures": pictures, "search": search, "plain": plain}[what](running)
     running.close()
 print("\n".join(wrong[:20]) or f"{what}: as it should be")
 sys.exit(bool(wrong))
