@@ -54,7 +54,7 @@ static inline TokenFile token_file_open(const char* path) {
                  TOKENS_VERSION);
     size_t data = size - TOKENS_HEADER_BYTES;
     require_file(from, header[2] >= 0 && data == (size_t)header[2] * sizeof(uint16_t),
-                 "is cut or damaged: its header says %d tokens, its %zu bytes have room for %zu", header[2], size,
+                 "is cut or damaged: its header says %d tokens, but its %zu bytes contain %zu", header[2], size,
                  data / sizeof(uint16_t));
     f.count = (size_t)header[2];
     memcpy(&f.tokenizer, &header[TOKENS_TOKENIZER], sizeof f.tokenizer);

@@ -56,7 +56,7 @@ BUCKETS = r"with these buckets: they begin at 0; those of other buckets \(--buck
 
 @pytest.mark.parametrize("name, ranks, by, by_ranks, options, pattern", [
     ("int8+", 2, "ddp", 2, "",
-     "the errors of compressed gradients that it has are lost, those of int8 on 2 ranks: this run keeps none"),
+     "its errors of compressed gradients, of int8 on 2 ranks, are lost, because this run keeps none"),
     rest("int8+", 2, "int8-", 2, "", "those of int8 on 2 ranks: this run keeps none"),
     rest("int8+", 2, "none", 2, "", "those of int8 on 2 ranks: this run keeps none"),
     rest("int8+", 2, "int8+", 3, "", f"{NONE}; those of int8 on 2 ranks are lost"),
