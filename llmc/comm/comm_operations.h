@@ -78,8 +78,8 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
     c->backend->start(c, s);
 }
 
-// peer is the other end or the root, a rank of c, or -1 if there is none. color is that of a split. on_host: the shard is
-// in host memory.
+// peer is the other end or the root, a rank of c, or -1 if there is none. color belongs to a split. on_host: the shard
+// is in host memory.
 static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer,
                                 int color, bool on_host) {
     CommSlot* s = &c->slots[c->issued % COMM_IN_FLIGHT];
