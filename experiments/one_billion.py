@@ -39,8 +39,8 @@ def answer(d):
            f"{size(ddp)} per rank, {size(2 * ddp)} in all, {ddp / fp32:.1f} times as much.")
     exposed = f" Exposed communication takes {percent(d.exposed('fp32'))} of a step." if d.speed else ""
     yield (f"With sums in fp32 the loss is {d.value('fp32', 'first_loss'):.3g} at the first step and {d.value('fp32', 'loss'):.3g} "
-           f"at step {d.value('fp32', 'steps')}. A rank sends {d.size('fp32', 'sent')} per step, and {d.size('model', 'sent')} with "
-           f"sums in bf16.{exposed}")
+           f"at step {d.value('fp32', 'steps')}. A rank sends {d.size('fp32', 'sent')} per step, and "
+           f"{d.size('model', 'sent')} with sums in bf16.{exposed}")
     yield (f"Three choices make it fit: blocks are recomputed, which leaves {d.size('fp32', 'kinds/activations')} of activations; "
            "each rank reads one sequence of 64 tokens; and the vocabulary is bytes. Buffers for gathered blocks and buckets take "
            f"{d.size('fp32', 'kinds/communication')}.")

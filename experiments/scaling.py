@@ -65,8 +65,8 @@ def answer(d):
         rest = (f"The step exceeds half of one rank's by these shares of it: {found}" if found else
                 "No cause takes 1 % of half of one rank's step")
         yield (f"With the same batch in all, two ranks of {title} train {times(gain(d, program))} times as many tokens per "
-               f"second as one, an efficiency of {percent(gain(d, program)[0] / 2)}. {rest}. With the same batch on each rank, they train "
-               f"{times(gain(d, program, 'weak'))} times as many.")
+               f"second as one, an efficiency of {percent(gain(d, program)[0] / 2)}. {rest}. With the same batch on each rank, "
+               f"they train {times(gain(d, program, 'weak'))} times as many.")
 
 
 def table(d):
