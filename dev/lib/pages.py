@@ -10,12 +10,12 @@ from dev.lib.script import ROOT
 from dev.tools.svg import bars
 
 HERE = ROOT / "experiments"
-LIST = """Each experiment asks one question. Its file, `experiments/NAME.py`, lists the runs and computes the answer from their
-results; its folder contains the stored results and a page made from them. `python3 -m experiments NAME` builds the programs, runs
-one experiment and prints its answer. `make experiments` runs them all, in at most an hour on two cores, and on the GPU if there is one.
-You can interrupt it: finished experiments are skipped the next time (`rm build/experiments/*.done` starts over). Results go to
-`build/experiments`, and with `--store` also to this folder and its pages. `python3 -m experiments --help` lists the options, and
-the experiments that make the chapters' tables."""
+LIST = """Each experiment asks one question. Its file, `experiments/NAME.py`, lists the runs and computes the answer from
+their results; its folder contains the stored results and a page made from them. `python3 -m experiments NAME` builds the
+programs, runs one experiment and prints its answer. `make experiments` runs them all, in at most an hour on two cores, and on
+the GPU if there is one. You can interrupt it: finished experiments are skipped the next time (`rm build/experiments/*.done`
+starts over). Results go to `build/experiments`, and with `--store` also to this folder and its pages. `python3 -m experiments
+--help` lists the options, and the experiments that make the chapters' tables."""
 
 
 # ---- what an experiment need not say itself ----
