@@ -1,18 +1,18 @@
-# make                        the training programs, and the default data
-# make train_gpt2_single      one of them; then ./train_gpt2_single
+# make                        build the training programs, and the default data
+# make train_gpt2_single      build one of them; then run ./train_gpt2_single
 # make demo                   train a small GPT-2 on 4 ranks, about a minute; DEMO='--steps 100' adds options
-# make test                   check every claim about the CPU programs, in some minutes; TESTS='-k tp' chooses
-# make test-all               also sanitizers, thread races, emulated GPUs, mistakes on purpose, fuzzing: hours
+# make test                   check every claim about the CPU programs, in a few minutes; TESTS='-k tp' chooses
+# make test-all               add sanitizers, thread races, emulated GPUs, deliberate mistakes, fuzzing; takes hours
 # make doctor                 report what is installed, what is missing, and which of these commands will work
 # make bench                  time the programs against PyTorch and llm.c
 # make check-programs         prove that programs differ only where they must
-# make merge-3d               the program of chapter 8 as git's merge of tensor and pipeline parallelism
-# make lab PROGRAM=ddp        a program to write yourself; make check-lab PROGRAM=ddp grades it
+# make merge-3d               make chapter 8's program by git's merge of tensor and pipeline parallelism
+# make lab PROGRAM=ddp        make a program to write yourself; make check-lab PROGRAM=ddp grades it
 # make cluster NODES=4        turn this machine into a cluster; make cluster-down ends it
-# make site                   the course as pages for a browser
-# make experiments            questions, with scripts and answers
+# make site                   build the course as pages for a browser
+# make experiments            run the experiments, which answer questions about the programs
 # make docs                   renew the numbers that the documents quote
-# make cuda-tests variants    tests of the GPU layers; every kernel in several variants
+# make cuda-tests variants    build tests of the GPU layers; every kernel in several variants
 # make fuzz                   fuzz the readers of files
 # make clean clean-data       remove what was built, or the data
 #
@@ -22,7 +22,7 @@
 # DEBUG=1                     for gdb; on the CPU with the sanitizers for addresses and undefined behaviour, on a GPU
 #                             with a wait after every kernel, which names a kernel that fails
 # V=1                         print the commands
-# WERROR=1                    warnings are errors, in files that are compiled from now on
+# WERROR=1                    treat warnings as errors, in files that are compiled from now on
 # ARCH=x86-64-v3              processor to compile for: gcc's -march, on ARM -mcpu (default: native)
 # HOST_CXX=clang++            the compiler of a GPU program's host code
 # USE_CUDNN=0 USE_NCCL=0      a GPU program without cuDNN (our own attention) or NCCL (ranks communicate by MPI)

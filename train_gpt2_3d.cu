@@ -971,7 +971,7 @@ static void gpt2_options(GPT2* g, Run* run) {
     option_choice(&run->table, "ddp", &g->ddp, "naive|bucketed",
                   "naive: all-reduce after the backward pass; bucketed: in buckets during it");
     option_float(&run->table, "bucket-mb", &g->bucket_mb, 1e-6, 1e6,
-                 "MiB of gradients per bucket; the first has 1 at most");
+                 "MiB of gradients per bucket, but at most 1 in the first");
     // The mesh: rank = (dp p + pp) t + tp, where an axis that a program does not have has size 1. mesh.tp has the ranks
     // that differ in tp only; mesh.pp and mesh.dp likewise; mesh.tied the first and last of mesh.pp (mesh_plan_axes).
     ranks_are_mesh(run, &g->mesh);

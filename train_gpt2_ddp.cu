@@ -590,7 +590,7 @@ static void gpt2_options(GPT2* g, Run* run) {
     option_choice(&run->table, "ddp", &g->ddp, "naive|bucketed",
                   "naive: all-reduce after the backward pass; bucketed: in buckets during it");
     option_float(&run->table, "bucket-mb", &g->bucket_mb, 1e-6, 1e6,
-                 "MiB of gradients per bucket; the first has 1 at most");
+                 "MiB of gradients per bucket, but at most 1 in the first");
 }
 
 // Sets the fields that gpt2_predict_memory and gpt2_init need, except recompute, which gpt2_predict sets (section 9).

@@ -719,7 +719,7 @@ static void gpt2_save(GPT2* g, Run* run, long long step) {
 // Declares the options of this program.
 static void gpt2_options(GPT2* g, Run* run) {
     run_options(run, "train_gpt2_fsdp",
-                "train GPT-2 fully sharded: each rank keeps a part of everything, and gathers ahead what it uses");
+                "train GPT-2 with FSDP: each rank stores a part of everything, and gathers parameters ahead of use");
     options_ranks(run);
     options_sharding(&run->table, &g->options);
 }

@@ -796,7 +796,7 @@ static void gpt2_save(GPT2* g, Run* run, long long step) {
 // Declares the options of this program.
 static void gpt2_options(GPT2* g, Run* run) {
     run_options(run, "train_gpt2_zeropp",
-                "train GPT-2 fully sharded over nodes: each rank keeps a part of everything, and little crosses nodes");
+                "train GPT-2 with ZeRO++: fully sharded, and with few bytes between nodes");
     options_ranks(run);
     options_zeropp(&run->table, &g->zpp, &g->options);
 }

@@ -1,5 +1,5 @@
-"""What crosses the links between nodes, and what it costs: every way to train in parallel, on clusters of 4 nodes with
-a rank each and of 2 nodes with two (dev/cluster), with the same sequences a step.
+"""Traffic between nodes, and its cost: every way to train in parallel, on clusters of 4 nodes with one rank each and of
+2 nodes with two (dev/cluster), with the same sequences per step.
 
 Each row runs in turn with the others, --rounds times. MB are per node and step. Its operations cross as a timeline of the program
 and the places of its ranks say: a rank sends its part to each rank of the communicator in all-gathers, reduce-scatters and

@@ -1,7 +1,7 @@
-"""What compressed gradients gain on a slow network: real runs, whose link is emulated.
+"""The gain of compressed gradients on a slow network: real runs over an emulated link.
 
-First a run of train_gpt2_ddp says how long a rank computes in a step of this model on this machine. From that follows the rate of a
-link on which what ddp sends takes --ratio of it: 0.8 is the course outline's example of 10 ms of computing and 8 of communication.
+First a run of train_gpt2_ddp measures how long a rank computes in a step of this model on this machine. The link's rate is chosen so
+that ddp's messages take --ratio of that time: 0.8 is the example of 10 ms of computing and 8 ms of communication.
 Then ddp and each method of train_gpt2_compress run with --emulate-link at that rate. A line for each: the bytes sent, as a share of
 ddp's; computing, communication and what of it was exposed, if ddp's computing is 10; both efficiencies as the run's last lines
 have them, and as build/plan predicts them; computing and exposed together as a share of ddp's. Compressing counts as computing

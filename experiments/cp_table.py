@@ -1,4 +1,4 @@
-"""What a rank keeps, sends and works with context parallelism, measured in a step of training beside the formulas.
+"""Memory, traffic and work of a rank with context parallelism, measured in a step of training and compared with the formulas.
 
 One sequence (or --batch-size), of which each rank has --tokens tokens: it grows with --ranks. With --seq-len among the other
 options it is as long as that on any number of ranks. Megabytes per rank: state is parameters, gradients and optimizer state;

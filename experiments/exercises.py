@@ -1,4 +1,4 @@
-"""What the chapters' mistakes on purpose do to losses and gradient norms, and what a run says of them at its end.
+"""Effects of the chapters' deliberate mistakes on losses and gradient norms, and the lines in which a run reports them.
 
   python3 -m experiments exercises [RUN, RUN ...] makes runs and stores them --into FILE, where others are kept.
 

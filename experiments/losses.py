@@ -1,4 +1,4 @@
-"""Validation losses of ways to train that send less, beside those of the ways that send all: a column for each seed.
+"""Validation losses of methods that send less, compared with methods that send everything: a column for each seed.
 
 --rows has local SGD and DiLoCo, the exercise of chapter 7, whose program is built from the stored solution
 (test/exercises/local_sgd.diff): H, or H:LR:MOMENTUM with an outer optimizer, beside "ddp", which is --local-steps 0, and "alone",

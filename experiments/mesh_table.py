@@ -1,4 +1,4 @@
-"""The tables of chapter 8: what meshes of ranks keep on a rank, send along each axis, and gain, measured here.
+"""The tables of chapter 8: memory, traffic along each axis and speed of meshes, measured on this machine.
 
 A mesh is written as replicas of the model x parts of each matrix x pipeline stages, as 2x4x1; with z behind it --zero-stage 1,
 with s --sequence-parallel. All have the same 16 sequences a step: where there are stages in micro-batches of 2 each, elsewhere in

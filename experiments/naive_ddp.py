@@ -1,16 +1,20 @@
-"""What does naive DDP cost over a slow and a fast link, and what of it do buckets save? Two ranks over links that are emulated, at
-rates that follow from how long a rank computes here."""
+"""What does naive DDP cost over a slow and a fast link, and how much do buckets save? Two ranks over emulated links, whose
+rates follow from the time that a rank computes on this machine."""
 from dev.lib import DATA, SMALL, percent
 
 ROUNDS, NEEDS = 5, ["ddp"]
 TITLE = "What does naive DDP cost over a slow and a fast link?"
-QUESTION = """Naive DDP sums gradients when the backward pass has ended, so a rank waits for all bytes. With buckets it waits only
-for those that are ready too late. How much of a step is that over a link like a GPU's PCIe, and over one like NVLink?"""
-NOTES = """By `build/plan --model gpt2 --ranks 4 --seq-len 1024 --batch-size 4` all gradients take 0.31 of the computing over PCIe
-(`--gpu rtx4090`), and 0.064 over NVLink (`--gpu a100-80`). The links here have the rates at which they take 0.32 and 0.073 of the
-first run's computing. The formula: where a rank computes for 1 and sends for c, the naive way exposes c / (1 + c). For buckets c is
-the last one's, which is complete only when the backward pass ends: the embeddings and block 0's attention, 12 % of the bytes.
-Waiting for a late rank does not count. [Chapter 2](../../doc/02_ddp.md#naive-against-bucketed-two-timelines) has the timelines."""
+QUESTION = """Naive DDP begins to sum gradients when the backward pass has ended, so ranks wait for every byte. With buckets
+they wait only for the last bucket. How much of a step does each way expose over a slow link such as PCIe, and over a fast one
+such as NVLink?"""
+PREDICTION = """If a rank computes for a time of 1 and sends for c, the naive way exposes c / (1 + c) of the step. With buckets,
+c is the time of the last bucket, which is complete only when the backward pass ends: the embeddings and block 0's attention, 12
+% of the bytes. For `build/plan --model gpt2 --ranks 4 --seq-len 1024 --batch-size 4`, c is 0.31 over PCIe (`--gpu rtx4090`) and
+0.064 over NVLink (`--gpu a100-80`). The emulated links have the rates that make c 0.32 and 0.073 for the first run, so the
+naive way should expose 24 % and 6.8 %."""
+NOTES = """Buckets hide all communication except the last bucket's, and the formula gives that part for any link. The time spent
+waiting for a late rank does not count as exposed. [Chapter 2](../../doc/02_ddp.md#naive-against-bucketed-two-timelines) has the
+timelines."""
 LINKS = {"slow": 0.32, "fast": 0.073} # bytes / rate, of the computing
 LAST = (4 * 256**2 + 15 * 256 + (384 + 128) * 256) / 3290624 # of the parameters, those in the last of the buckets of 2 MiB
 
@@ -43,23 +47,22 @@ def formula(d, run):
 
 SPEEDS = {"computing, ms": lambda d, run: f"{d.value(run, 'shares/computing'):.1f}",
           "bytes / rate, ms": lambda d, run: rate(d, run) and f"{sending(d, run):.1f}",
-          "exposed / (computing + exposed)": exposed, "by the formula": lambda d, run: rate(d, run) and formula(d, run),
-          "time of a step, beside buckets": lambda d, run: d.beside(run, run.replace("naive", "bucketed"))}
-PLOT = "exposed communication, of computing and exposed", share, percent
+          "exposed / (computing + exposed)": exposed, "predicted": lambda d, run: rate(d, run) and formula(d, run),
+          "step time, buckets = 1": lambda d, run: d.beside(run, run.replace("naive", "bucketed"))}
+PLOT = "exposed communication, as a share of computing and exposed", share, percent
 
 
 def short(d):
     ways = [(link, *(exposed(d, f"{link}-{mode}") for mode in ("naive", "bucketed"))) for link in LINKS]
-    return " ".join("Over a {} link {} of a step are exposed, and {} with buckets.".format(*way) for way in ways)
+    return " ".join("Over a {} link, {} of a step is exposed, and {} with buckets.".format(*way) for way in ways)
 
 
-def bytes_only(d): yield f"A rank sends {d.size('own-naive', 'sent')} in a step either way."
+def bytes_only(d): yield f"A rank sends {d.size('own-naive', 'sent')} per step either way."
 
 
 def answer(d):
     for link in LINKS:
         naive, bucketed = f"{link}-naive", f"{link}-bucketed"
         longer = d.longer(naive, bucketed, "A naive step")
-        yield (f"Over the {link} link, {rate(d, naive)} Gbit/s, the naive way exposes {exposed(d, naive)} of a step, by the "
-               "formula "
-               f"{formula(d, naive)}. Buckets expose {exposed(d, bucketed)}, by the formula {formula(d, bucketed)}.{longer}")
+        yield (f"Over the {link} link ({rate(d, naive)} Gbit/s), the naive way exposes {exposed(d, naive)} of a step (predicted: "
+               f"{formula(d, naive)}), and buckets expose {exposed(d, bucketed)} (predicted: {formula(d, bucketed)}).{longer}")

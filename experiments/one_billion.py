@@ -6,10 +6,13 @@ from dev.lib import SMALL, count, percent, size
 
 ROUNDS, NEEDS, BYTES_ONLY = 1, ["fsdp:bf16"], True
 TITLE = "Can this machine train a billion parameters?"
-QUESTION = """DDP keeps the whole state of a model on each rank, 16 bytes per parameter in bf16. FSDP divides it. Does a model of a
-billion parameters train on two ranks of one machine, and what does it take to fit?"""
-NOTES = """A checkpoint of this model has 12 bytes per parameter, so the script ends each run after its last step without one. One
-process alone could hold the state in the same memory. The two copies that DDP needs on two ranks do not fit."""
+QUESTION = """DDP keeps the whole state of a model on every rank, 16 bytes per parameter in bf16, and FSDP divides it among the
+ranks. Does a model of a billion parameters train on two ranks of one machine?"""
+PREDICTION = """Half of 16 bytes per parameter is about 8 GB per rank, plus activations and buffers. Summing gradients in bf16
+saves 2 bytes per parameter, or 1 GB per rank, and half of the buffers. DDP would need 16 GB on each rank."""
+NOTES = """Sharding saves the second replica that DDP needs on two ranks. One process alone could hold the state in the same
+memory. A checkpoint of this model takes 12 bytes per parameter, so the script ends each run after its last step without saving
+one."""
 WORDS = {"fp32": "FSDP, sums in fp32", "model": "FSDP, sums in bf16", "ddp": "DDP, predicted"}
 KINDS = "parameters", "gradients", "optimizer state", "activations", "communication"
 
@@ -26,27 +29,26 @@ def measure(x):
 
 def short(d):
     fp32, ddp = (d.size(run) for run in ("fp32", "ddp"))
-    return f"Under FSDP {count(d.value('fp32', 'parameters'))} parameters take {fp32} on each of two ranks; DDP would take {ddp}."
+    return f"{count(d.value('fp32', 'parameters'))} parameters take {fp32} on each of two ranks with FSDP; DDP would take {ddp}."
 
 
 def answer(d):
     ddp, fp32, bf16 = (d.value(run, "memory") for run in ("ddp", "fp32", "model"))
-    yield (f"{count(d.value('fp32', 'parameters'))} parameters train: FSDP keeps {size(fp32)} on each of two ranks, "
-           f"{size(2 * fp32)} in all. With sums of gradients in bf16 it keeps {size(bf16)}, {size(2 * bf16)} in all.")
-    yield (f"DDP would keep {size(ddp)} on each rank, {size(2 * ddp)} in all, {ddp / fp32:.1f} times as much. The machine: "
-           f"{d.header['machine']}.")
+    yield (f"FSDP trains {count(d.value('fp32', 'parameters'))} parameters in {size(fp32)} on each of two ranks, {size(2 * fp32)} "
+           f"in all. With gradients summed in bf16 it takes {size(bf16)} per rank, {size(2 * bf16)} in all. DDP would take "
+           f"{size(ddp)} per rank, {size(2 * ddp)} in all, {ddp / fp32:.1f} times as much.")
     exposed = f" Exposed communication takes {percent(d.exposed('fp32'))} of a step." if d.speed else ""
-    yield (f"With sums in fp32 the loss is {d.value('fp32', 'first_loss'):.3g} in the first step and {d.value('fp32', 'loss'):.3g} "
-           f"in step {d.value('fp32', 'steps')}. A rank sends {d.size('fp32', 'sent')} in each step, and with sums in bf16 "
-           f"{d.size('model', 'sent')}.{exposed}")
-    yield (f"What makes it fit: blocks are recomputed, so that activations are {d.size('fp32', 'kinds/activations')}; a "
-           "rank has a sequence of 64 tokens; the vocabulary is bytes; and besides its shards a rank has "
-           f"{d.size('fp32', 'kinds/communication')} for gathered blocks and buckets.")
+    yield (f"With sums in fp32 the loss is {d.value('fp32', 'first_loss'):.3g} at the first step and {d.value('fp32', 'loss'):.3g} "
+           f"at step {d.value('fp32', 'steps')}. A rank sends {d.size('fp32', 'sent')} per step, and "
+           f"{d.size('model', 'sent')} with sums in bf16.{exposed}")
+    yield (f"Three choices make it fit: blocks are recomputed, which leaves {d.size('fp32', 'kinds/activations')} of activations; "
+           "each rank reads one sequence of 64 tokens; and the vocabulary is bytes. Buffers for gathered blocks and buckets take "
+           f"{d.size('fp32', 'kinds/communication')}.")
 
 
 def table(d):
-    yield ["run", "parameters", "gradients", "optimizer state", "activations", "rooms and buckets", "total of a rank", "both ranks",
-           "sent by a rank in a step"] + ["tokens per second"] * d.speed
+    yield ["run", "parameters", "gradients", "optimizer state", "activations", "buffers", "total per rank", "both ranks",
+           "sent per rank and step"] + ["tokens per second"] * d.speed
     for run in d.runs():
         kinds = [""] * 5 if run == "ddp" else [d.size(run, f"kinds/{kind}") for kind in KINDS]
         speed = ["" if run == "ddp" else d.tokens(run)] * d.speed

@@ -1,4 +1,4 @@
-"""The bubble of pipelined runs whose actions last as long as --emulate-ms says, beside the formula.
+"""The bubble of pipelined runs with the times of --emulate-ms, compared with the formula.
 
 A line for each schedule, number of stages and of micro-batches: the bubble by the formula for --times (ms of F, I and W) and as
 measured, the median over the steps but the first; which share of the time a rank computes, by both; and how long a step was. Each

@@ -1,4 +1,4 @@
-"""What balance and schedule of a pipeline are worth: its throughput beside that of as many single devices.
+"""The value of a pipeline's balance and schedule: its throughput compared with that of as many single devices.
 
 Ranks play pipelines whose stages are as unequal as those of --model: --times are the milliseconds of F, I and W of one of its
 blocks, and its head takes as long as it does beside a block (train_gpt2_pp's --emulate-ms; in fact a small model is trained). Each

@@ -4,15 +4,16 @@ from dev.lib import DATA, SMALL, percent
 
 ROUNDS, NEEDS = 5, ["fsdp"]
 TITLE = "What does recomputation cost?"
-QUESTION = """With `--recompute block` a block keeps only its input, and its forward pass runs again in the backward pass. How much
-memory does that free, and how much longer does a step take?"""
-NOTES = """What runs again is a block's forward pass without the MLP's second product, whose output no backward pass needs: 16 C^2 of
-the 72 C^2 FLOPs that a block's two passes take for a token, or 22 %, and attention. `build/plan --recompute block` predicts 1.22 for
-both steps. No message is added: a block is gathered for its backward pass anyway. [Chapter
-4](../../doc/04_fsdp.md#recomputation-and-offload-memory-against-time) explains it."""
-PLOT = "memory of a rank, MB", "memory", 1e6
-COLUMNS = {"of it activations": "kinds/activations"}
-SPEEDS = {"time of a step, beside none": lambda d, run: d.beside(run, run.split("-")[0] + "-none")}
+QUESTION = """With `--recompute block` a block stores only its input, and repeats its forward pass during the backward pass. How
+much memory does that free, and how much longer does a step take?"""
+PREDICTION = """A block repeats its forward pass except for the MLP's second product, whose output no backward pass needs. That
+is 16 C^2 of the 72 C^2 FLOPs per token that a block's two passes take, or 22 %, and attention. `build/plan --recompute block`
+predicts 1.22 for both lengths. No message is added, because a block is gathered for its backward pass anyway."""
+NOTES = """Recomputation frees activations and nothing else, so it pays when they take most of the memory, with many tokens per
+rank. [Chapter 4](../../doc/04_fsdp.md#recomputation-and-offload-memory-against-time) explains the formula."""
+PLOT = "memory per rank, MB", "memory", 1e6
+COLUMNS = {"activations": "kinds/activations"}
+SPEEDS = {"step time, none = 1": lambda d, run: d.beside(run, run.split("-")[0] + "-none")}
 
 
 def measure(x):
@@ -26,7 +27,7 @@ def measure(x):
 
 def short(d):
     longer = f", and a step takes {d.ratio('short-block', 'short-none', 'step_ms')[0]:.2f} times as long" if d.speed else ""
-    return f"A rank keeps {percent(d.share('short-block', 'short-none', 'memory'))} of the memory{longer}."
+    return f"It leaves {percent(d.share('short-block', 'short-none', 'memory'))} of the memory in use{longer}."
 
 
 def answer(d):

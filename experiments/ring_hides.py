@@ -5,14 +5,16 @@ from dev.lib import percent
 
 ROUNDS, NEEDS, RANKS = 3, ["cp"], 4
 TITLE = "When does a ring hide what it sends?"
-QUESTION = """`--cp ring` sends keys and values on while attention computes with them, and `allgather` and `ulysses` wait. A hop is 2nX
-bytes of a rank's n = (T/c)C numbers of X bytes; meanwhile a rank computes (T/c)²/2 pairs of a query and a key, of 4C FLOPs each. So a
-ring's hops are hidden if T/c >= XF/W, where a rank computes F FLOPs and its link carries W bytes in a second. At which length does it
-happen?"""
-NOTES = """F is not known beforehand: it is what a rank computed in a second of the ring's longest run, without the seconds that its link
-exposed. So it has in it that four ranks take turns on two cores. By formula a ring exposes what a hop lasts longer than the attention
-beside it. Of 9 hops a block 3 go forward. Backward there are 2.5 times as many FLOPs, and beside one of 4 steps are two hops, because
-gradients follow keys; the last hop has nothing beside it. Sums of parameters' gradients are left out. [Chapter
+QUESTION = """`--cp ring` passes keys and values on while attention computes, and `allgather` and `ulysses` wait for their
+exchange. How long must a sequence be before the ring hides its traffic?"""
+PREDICTION = """A hop carries the keys and values of T/c tokens, 2 (T/c) C numbers of X bytes. Meanwhile a rank computes
+(T/c)²/2 pairs of a query and a key, of 4C FLOPs each. If it computes F FLOPs and its link carries W bytes per second, hops are
+hidden from T/c = X F/W on."""
+NOTES = """The traffic of a ring grows with T and attention with T², so long sequences hide the exchange. The column *predicted*
+counts the part of each hop that outlasts the attention running at the same time. A block takes 9 hops. Each of the 3 forward
+hops overlaps with one part of attention. Backward parts take 2.5 times as many FLOPs; one of the 4 overlaps with two hops,
+because gradients follow the keys, and the last hop overlaps with nothing. Sums of parameter gradients are left out. F comes
+from the longest run of the ring, without its exposed time, and is low because four ranks take turns on two cores. [Chapter
 9](../../doc/09_cp.md#when-a-ring-hides-what-it-sends) has the condition."""
 WAYS = {"ring": "--cp ring --cp-balance zigzag", "allgather": "--cp allgather --cp-balance zigzag", "ulysses": "--cp ulysses"}
 KINDS = "send", "receive", "all-gather", "reduce-scatter", "all-to-all" # of attention; gradients are all-reduced
@@ -63,34 +65,31 @@ def by_formula(d, run):
 
 
 def half(d, share):
-    return next((f"{T} tokens on" for T in lengths(d) if share(d, f"ring-{T}") < 0.5), "no length that was tried on")
+    return next((f"from {T} tokens on" for T in lengths(d) if share(d, f"ring-{T}") < 0.5), "at no length that was tried")
 
 
-COLUMNS = {"attention's exchange on the link, ms": lambda d, run: f"{link_ms(d, run):.1f}"}
-SPEEDS = {"exposed of it, ms": lambda d, run: f"{exposed_ms(d, run):.1f}", "step, ms": lambda d,
+COLUMNS = {"attention's exchange, ms": lambda d, run: f"{link_ms(d, run):.1f}"}
+SPEEDS = {"exposed, ms": lambda d, run: f"{exposed_ms(d, run):.1f}", "step, ms": lambda d,
           run: f"{d.value(run, 'step_ms'):.1f}",
-          "exposed, of the exchange": lambda d, run: percent(exposed(d, run)),
-          "by formula": lambda d, run: percent(by_formula(d, run))}
-PLOT = "exposed, of the time that attention's exchange takes on the link", exposed, percent, (1, "all of it")
+          "exposed share": lambda d, run: percent(exposed(d, run)),
+          "predicted": lambda d, run: percent(by_formula(d, run))}
+PLOT = "exposed share of attention's exchange", exposed, percent, (1, "all of it")
 
 
 def short(d):
-    return (f"By formula from {formula(d):.0f} tokens on. Less than half of its exchange is exposed from {half(d, exposed)}, and "
-            "by "
-            f"formula from {half(d, by_formula)}.")
+    return (f"The formula says from {formula(d):.0f} tokens on. Less than half of the exchange is exposed {half(d, exposed)} "
+            f"(predicted: {half(d, by_formula)}).")
 
 
 def bytes_only(d):
     T = max(lengths(d))
-    yield f"With {T} tokens a rank sends " + ", ".join(f"{d.size(f'{way}-{T}', 'sent')} with {way}" for way in WAYS) + "."
+    sent = ", ".join(f"{d.size(f'{way}-{T}', 'sent')} with `{way}`" for way in WAYS)
+    yield f"With {T} tokens a rank sends {sent} per step."
 
 
 def answer(d):
-    yield (f"A rank computed {computes(d) / 1e9:.2g} GFLOP/s, and its link carries {carries(d) / 1e6:.3g} MB/s. So by formula a "
-           "ring of "
-           f"{RANKS} ranks hides its hops from {formula(d):.0f} tokens of a sequence on. Less than half of its exchange is "
-           "exposed from "
-           f"{half(d, exposed)}, and by formula from {half(d, by_formula)}.")
-    for way in WAYS:
-        shares = ", ".join(f"{percent(exposed(d, f'{way}-{T}'))} with {T}" for T in lengths(d))
-        yield f"{way} exposes of the time that attention's exchange takes on the link: {shares} tokens."
+    yield (f"A rank computes {computes(d) / 1e9:.2g} GFLOP/s, and its link carries {carries(d) / 1e6:.3g} MB/s. So a ring of "
+           f"{RANKS} ranks should hide its hops from {formula(d):.0f} tokens on. Less than half of the exchange is exposed "
+           f"{half(d, exposed)} (predicted: {half(d, by_formula)}).")
+    shares = "; ".join(f"`{way}` " + ", ".join(percent(exposed(d, f"{way}-{T}")) for T in lengths(d)) for way in WAYS)
+    yield f"Exposed share of attention's exchange with {', '.join(map(str, lengths(d)))} tokens: {shares}."

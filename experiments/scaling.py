@@ -5,11 +5,14 @@ from dev.lib import DATA, SMALL, percent, times
 
 ROUNDS, NEEDS = 5, ["ddp", "fsdp"]
 TITLE = "Why are two ranks not twice as fast?"
-QUESTION = """A step on two ranks would take half as long as on one, if nothing but its arithmetic counted. How long does it take,
-and where is the rest: data loading, all-reduces, gathers, waiting? And what does a rank keep?"""
-NOTES = """Each row of the table from computing on is a mean of both ranks, as the programs' diagnosis has it. Computing can take
-more than half of one rank's time: two ranks share caches and the memory's bandwidth, smaller products are less efficient, and in
-DDP each rank updates all parameters. [Chapter 2](../../doc/02_ddp.md#how-fast-it-gets) has four ranks on two cores."""
+QUESTION = """If only arithmetic counted, a step on two ranks would take half as long as on one. How long does it take, and
+where does the rest go: data loading, all-reduces, gathers, or waiting?"""
+PREDICTION = """Arithmetic alone predicts twice the tokens per second. Communication and waiting can only lengthen the step.
+Computing may also take more than half of one rank's time, because two ranks share caches and memory bandwidth, smaller products
+are less efficient, and in DDP each rank updates all parameters. Which of these costs most?"""
+NOTES = """Once communication is hidden, the cores themselves are the limit. Each row from *computing* on is the mean of both
+ranks, as the programs' [diagnosis](../../doc/reference/diagnosis.md) reports it. [Chapter
+2](../../doc/02_ddp.md#how-fast-it-gets) runs four ranks on two cores."""
 PROGRAMS = {"ddp": "DDP", "fsdp": "FSDP"}
 CAUSES = {"computing": "computing", "all-gather": "exposed all-gathers", "reduce-scatter": "exposed reduce-scatters",
           "all-reduce": "exposed all-reduces",
@@ -47,43 +50,42 @@ def gain(d, program, kind="strong"): return d.ratio(f"{program}-strong-2", f"{pr
 
 def short(d):
     ddp, fsdp = (f"{gain(d, program)[0]:.2f}" for program in PROGRAMS)
-    return (f"They are {ddp} times as fast with DDP, and {fsdp} times with FSDP. What they lose most by: "
+    return (f"They are {ddp} times as fast with DDP, and {fsdp} times with FSDP. DDP's largest losses: "
             f"{'; '.join(text for text, _ in parts(d, 'ddp')[:2])}.")
 
 
 def bytes_only(d):
     kept = (f"{d.size(program + '-strong-2')} ({title})" for program, title in PROGRAMS.items())
-    yield f"A rank of two keeps {' and '.join(kept)}."
+    yield f"Each of two ranks keeps {' and '.join(kept)}."
 
 
 def answer(d):
     for program, title in PROGRAMS.items():
-        found = ", ".join(f"{text} {percent(x)}" for text, x in parts(d, program))
-        yield (f"{title} on two ranks reaches {times(gain(d, program))} times the tokens per second of one rank with the same "
-               "batch: "
-               f"an efficiency of {percent(gain(d, program)[0] / 2)}.")
-        yield (f"Its step is longer than half of one rank's by these parts, as shares of that half: {found}." if found else
-               "No cause takes 1 % of half of one rank's step.")
-        yield f"With the same batch on each rank it reaches {times(gain(d, program, 'weak'))} times."
+        found = "; ".join(f"{text} {percent(x)}" for text, x in parts(d, program))
+        rest = (f"The step exceeds half of one rank's by these shares of it: {found}" if found else
+                "No cause takes 1 % of half of one rank's step")
+        yield (f"With the same batch in all, two ranks of {title} train {times(gain(d, program))} times as many tokens per "
+               f"second as one, an efficiency of {percent(gain(d, program)[0] / 2)}. {rest}. With the same batch on each rank, "
+               f"they train {times(gain(d, program, 'weak'))} times as many.")
 
 
 def table(d):
     yield ["", "DDP", "FSDP"]
-    for text, run, key in (("memory of one rank", "strong-1", "memory"), ("memory of each of two", "strong-2", "memory"),
-                           ("sent by each of two in a step", "strong-2", "sent")):
+    for text, run, key in (("memory, one rank", "strong-1", "memory"), ("memory per rank, two ranks", "strong-2", "memory"),
+                           ("sent per rank and step, two ranks", "strong-2", "sent")):
         yield [text, *(d.size(f"{program}-{run}", key) for program in PROGRAMS)]
     if not d.speed: return
-    yield ["tokens per second of two", *(d.tokens(f"{program}-strong-2") for program in PROGRAMS)]
-    for kind, text in ("strong", "of one with the same batch"), ("weak", "of one with the same batch on each rank"):
-        yield [text, *(d.tokens(f"{program}-{kind}-1") for program in PROGRAMS)]
-        yield ["of two, beside that", *(times(gain(d, program, kind)) for program in PROGRAMS)]
-    yield ["*a step of two, of half a step of one:*", "", ""]
+    yield ["tokens per second, two ranks", *(d.tokens(f"{program}-strong-2") for program in PROGRAMS)]
+    for kind, text in ("strong", "one rank, same batch in all"), ("weak", "one rank, same batch on each"):
+        yield [f"tokens per second, {text}", *(d.tokens(f"{program}-{kind}-1") for program in PROGRAMS)]
+        yield ["speed-up by two ranks", *(times(gain(d, program, kind)) for program in PROGRAMS)]
+    yield ["*two ranks' step, as shares of half of one rank's:*", "", ""]
     for cause, text in CAUSES.items(): yield [text, *(percent(share(d, program, cause)) for program in PROGRAMS)]
 
 
 def plot(d):
     cases = [(program, kind, text) for program in PROGRAMS for kind, text in (("strong", "same batch"), ("weak", "same on each"))]
-    return {"title": "tokens per second of two ranks, beside one", "mark": (2, "twice"),
+    return {"title": "tokens per second of two ranks, relative to one", "mark": (2, "twice"),
             "rows": [(f"{PROGRAMS[program]}, {text}", gain(d, program, kind)[0], f"{gain(d, program, kind)[0]:.2f}") for program,
                      kind,
                      text in cases]}

@@ -1,4 +1,4 @@
-"""How much faster more ranks are: a training program on 1, 2 and 4 of them.
+"""Speed-up by more ranks: a training program on 1, 2 and 4 ranks.
 
 strong   the batch of a step stays as it is (--batch-size sequences for each of the most ranks) and is divided among them
 weak     every rank has --batch-size sequences a step, so that more ranks do more work

@@ -1,4 +1,4 @@
-"""What share of a step tensor parallelism communicates, in models of more and more channels.
+"""The share of a step that tensor parallelism communicates, in models with more and more channels.
 
 Two ranks with a thread each share models of 4 layers with heads of 64 channels, and always have the same tokens. --no-overlap, so
 that a step either computes or communicates: communicating is what the log calls exposed, computing is the rest of the step.

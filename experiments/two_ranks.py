@@ -4,11 +4,16 @@ from dev.lib import DATA, count, percent, size, times
 
 ROUNDS, NEEDS = 5, ["single", "ddp"]
 TITLE = "When do two ranks stop being slower than one?"
-QUESTION = """Two ranks share a batch (DDP). If the model is small, messages and waiting take longer than the half of the work that
-is saved. At which size does the second rank begin to gain? And does it gain earlier if a step has more tokens?"""
-NOTES = """The size depends on the link, on the tokens of a step and on how fast a rank computes: gradients are as many for any
-number of tokens, and each rank of DDP updates all parameters. [The diagnosis](../../doc/reference/diagnosis.md) shows what a run
-itself says about it."""
+QUESTION = """Two ranks share a batch (DDP). In a small model, messages and waiting may take longer than the half of the work
+that the second rank saves. At which size does the second rank begin to pay, and does it pay earlier if a step has more
+tokens?"""
+PREDICTION = """A message costs at least its latency, however small the model is, so the smallest models should train faster on
+one rank. More tokens mean more computing for the same gradients, so with 128 tokens per sequence the second rank should pay
+earlier than with 32."""
+NOTES = """If no size is slower, even the smallest step computes for longer than this machine's messages take; a slower link
+would change the answer. More tokens help, because the number of gradients does not depend on them. Each rank of DDP updates all
+parameters, which two ranks do not speed up. [The diagnosis](../../doc/reference/diagnosis.md) shows how a run answers this
+about itself."""
 
 
 # A run is one-T-C or two-T-C: sequences of T tokens, C channels.
@@ -64,24 +69,23 @@ def found(d, length, ratios):
     return f"two ranks are slower than one up to {slower[-1]} channels ({least}), and faster from {faster[0]} on ({most})"
 
 
-def bytes_only(d): yield f"A rank of two sends {', '.join(d.size(run, 'sent') for run in d.runs('^two-'))} in a step."
+def bytes_only(d): yield f"Each of two ranks sends {', '.join(d.size(run, 'sent') for run in d.runs('^two-'))} per step."
 
 
 def answer(d):
     for length in lengths(d):
         ratios = gains(d, length)
         unclear = [str(C) for C, (_, least, most) in ratios.items() if least < 1 < most]
-        doubt = f", each by its median; with {', '.join(unclear)} channels the rounds differ about it" if unclear else ""
+        doubt = f" (by medians; with {' and '.join(unclear)} channels some rounds say the opposite)" if unclear else ""
         first, *_, last = ratios
-        yield (f"With sequences of {length} tokens {found(d, length, ratios)}{doubt}. With {first} channels they reach "
-               f"{times(ratios[first])} times one rank's tokens per second, and with {last} channels {times(ratios[last])} times. "
-               f"Exposed communication takes {exposed(d, f'{length}-{first}')} of their step with {first} channels, and "
-               f"{exposed(d, f'{length}-{last}')} with {last}.")
+        yield (f"With sequences of {length} tokens {found(d, length, ratios)}{doubt}. They reach {times(ratios[first])} times "
+               f"one rank's tokens per second with {first} channels, and {times(ratios[last])} times with {last}. Exposed "
+               f"communication takes {exposed(d, f'{length}-{first}')} and {exposed(d, f'{length}-{last}')} of their steps.")
 
 
 def table(d):
-    yield ["tokens of a sequence", "channels", "parameters", "memory of one rank", "of each of two", "sent by a rank in a step"] + [
-        "tokens per second of one rank", "of two", "of two, beside one", "exposed, of a step of two"] * d.speed
+    yield ["tokens per sequence", "channels", "parameters", "memory, one rank", "memory per rank, two ranks",
+           "sent per rank and step"] + ["tokens per second, one rank", "two ranks", "speed-up", "exposed, two ranks"] * d.speed
     for text in sizes(d):
         one, two = f"one-{text}", f"two-{text}"
         bytes_ = map(size, (d.value(one, "memory"), d.value(two, "memory"), d.value(two, "sent")))
@@ -90,5 +94,5 @@ def table(d):
 
 
 def plot(d):
-    return {"title": "tokens per second of two ranks, beside one", "mark": (1, "one rank"), "rows": [
+    return {"title": "tokens per second of two ranks, relative to one", "mark": (1, "one rank"), "rows": [
         ("{} tokens, {} channels".format(*text.split("-")), gain(d, text)[0], f"{gain(d, text)[0]:.2f}") for text in sizes(d)]}

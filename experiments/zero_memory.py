@@ -1,4 +1,4 @@
-"""What each program keeps on a rank and sends, measured in a step of training beside the formulas.
+"""Memory and traffic of each program, measured in a step of training and compared with the formulas.
 
 --programs also takes fsdp, tp, pp, cp and 3d; ddp comes first. tp and pp share one replica of the model among all ranks, and cp (a
 ring) each sequence; 3d has two copies, two parts of each matrix if there are four ranks or more, --zero-stage 1, and the rest of

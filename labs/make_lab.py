@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""make_lab.py PROGRAM [FOLDER]   makes a lab: the program with the bodies taken out that labs/PROGRAM.toml lists, the headers of
-                             llmc/, and TASKS.md. Default FOLDER, seen from the repository's root: labs/PROGRAM. What a student has
-                             written there is not overwritten.
-make_lab.py PROGRAM FOLDER N   the same with tasks 1 to N written, as the course writes them (a test tries how far each task gets)
+"""make_lab.py PROGRAM [FOLDER]   makes a lab: the program without the bodies that labs/PROGRAM.toml lists, the headers of llmc/, and
+                             TASKS.md. FOLDER is relative to the repository's root, and labs/PROGRAM by default. A student's work
+                             in it is never overwritten.
+make_lab.py PROGRAM FOLDER N   the same with the course's bodies in tasks 1 to N (a test tries how far each task gets)
 make_lab.py --table          prints the table of all labs that labs/README.md contains
 
-labs/PROGRAM.toml has title, hours, difficulty (1 to 5), before (what to have done), writes (what is written, for the table), what
-labs/check_lab.py reads, and a table for each task, in the order in which to write them. Its name is that of the function, in the
-program or in a header of llmc/, and in parentheses which part of it is meant. The chapter is that of the program.
+labs/PROGRAM.toml contains title, hours, difficulty (1 to 5), before (prerequisites), writes (the table's third column), the keys that
+labs/check_lab.py reads, and a table for each task, in the order in which to write them. A task is named after its function, which is
+in the program or in a header of llmc/; parentheses name the part that is meant. The chapter is that of the program.
   step                 a heading for this task and those that follow
   task, given, result  the text
   section              which heading of the chapter explains this task and those that follow
@@ -148,12 +148,11 @@ def tasks_md(lab, folder):
     paragraphs = [
         f"# Lab: {lab['title']}",
         f"About {lab['hours']} hours; difficulty {lab['difficulty']} of 5. Chapter: {lab['chapter']}. Before it: {lab['before']}.",
-        "Write the tasks in this order. Each body is marked in its file by a comment that begins with TASK and says the same as "
-        "this list; replace the comment and the statement `die_here(...)` below it. All else is as in the course's own program. "
-        "After "
-        "each task:",
+        "Write the tasks in this order. In its file, each task is marked by a comment that begins with TASK and repeats this "
+        "list's text; replace the comment and the statement `die_here(...)` below it. Everything else is the course's own "
+        "program. After each task,",
         f"    make check-lab PROGRAM={lab['program']}{elsewhere(lab['program'], folder)}",
-        f"shows which claims hold, and what to write next. The course's version is train_gpt2_{lab['program']}.cu and llmc/ in the "
+        f"shows which claims hold, and which task to write next. The course's version is train_gpt2_{lab['program']}.cu and llmc/ in the "
         "repository's root: read it after your own version works."]
     step = ""
     for task in lab["tasks"]:
@@ -179,8 +178,7 @@ def check_folder(program, folder, files):
         if there.exists() and (path not in made or sum_of(there.read_text()) != made[path]):
             why = "has been changed since the lab was made" if path in made else "was not made by this script"
             fail(f"{there} {why}, so nothing is overwritten. Go on with make check-lab PROGRAM={program}; to begin again, first "
-                 "move "
-                 f"the folder away: mv {folder} {folder}.old")
+                 f"move the folder away: mv {folder} {folder}.old")
 
 
 def make_lab(program, folder=None, written="0"):
@@ -201,7 +199,7 @@ def make_lab(program, folder=None, written="0"):
 
 
 def print_table():
-    print("| lab | hours | difficulty | what is written | tasks | lines of the course's version | chapter |")
+    print("| lab | hours | difficulty | you write | tasks | lines | chapter |")
     print("|---" * 7 + "|")
     for lab in sorted(map(read_lab, programs()), key=lambda lab: lab["chapter"]):
         lab_files(lab)

@@ -1,15 +1,15 @@
 /*
-switch.c - the switch of a cluster on one machine (cluster.sh): it joins the nodes' links, and makes each as slow, as far and as bad
-as it is asked to. Debian's kernels can do that too (tc's netem), but many containers' and small machines' cannot.
+switch.c - the switch of a cluster on one machine (cluster.sh). It connects the nodes and gives each link its rate, delay and loss.
+tc's netem does the same in Debian's kernels, but the kernels of many containers and small machines lack it.
 
   switch LINKS NODES
 
-Node i's link is the interface "nodeI" of this network namespace; the node has 02:00:00:00:00:0I as its address. Line i of the file LINKS:
-its rate in bit/s (0: as fast as it goes), its delay in seconds from one end to the other, which part of its frames is lost, 1 if it is
-down, and the part of the network that it is in: parts do not hear each other. SIGHUP: the file is read again.
+Node i's link is the interface "nodeI" of this network namespace; the node's address is 02:00:00:00:00:0I. Line i of the file LINKS
+contains its rate in bit/s (0: unlimited), its delay in seconds from end to end, the share of frames that are lost, 1 if the link is down,
+and the number of its part of the network; parts cannot reach each other. On SIGHUP the file is read again.
 
-A frame takes a link as long as its bits need, after those before it, once on the sender's link and once on the receiver's. A switch keeps
-what cannot go on at once, for 50 ms or up to 140 frames (1.2 MB); more is lost, and TCP then sends more slowly.
+Frames occupy a link one after another, each for the time that its bits need, first on the sender's link and then on the receiver's. The
+switch queues frames for up to 50 ms, and up to 140 of them (1.2 MB); it drops any more, and TCP then sends more slowly.
 */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -33,8 +33,8 @@ enum { MAX_NODES = 64, FRAME = 9200, QUEUED = 140 };
 #define QUEUED_SECONDS 0.05
 
 typedef struct { double rate, delay, loss; int down, part; } Settings;
-typedef struct Frame { struct Frame* next; double at; int from, to, bytes; char data[]; } Frame; // leaves its way at that time
-typedef struct { double free; int queued; Frame *first, **end; } Way; // when its last frame is through; its frames
+typedef struct Frame { struct Frame* next; double at; int from, to, bytes; char data[]; } Frame; // `at`: the time when it leaves its way
+typedef struct { double free; int queued; Frame *first, **end; } Way; // free: when its last frame is through
 typedef struct { int socket; Settings is; Way up, down; } Link;       // up: from the node to the switch
 
 static Link links[MAX_NODES];
@@ -66,7 +66,7 @@ static int link_open(int node) {
     struct sockaddr_ll address = { .sll_family = AF_PACKET, .sll_protocol = htons(ETH_P_ALL), .sll_ifindex = (int)if_nametoindex(name) };
     int s = socket(AF_PACKET, SOCK_RAW | SOCK_NONBLOCK, htons(ETH_P_ALL)), yes = 1, room = 8 << 20;
     if (s < 0 || address.sll_ifindex == 0 || bind(s, (struct sockaddr*)&address, sizeof address)) fail(name);
-    // A frame comes with what its sender left for the card to do, its checksum, and goes on so.
+    // The vnet header says what the sender left to its network card, the checksum, and stays with the frame.
     if (setsockopt(s, SOL_PACKET, PACKET_VNET_HDR, &yes, sizeof yes) || setsockopt(s, SOL_PACKET, PACKET_IGNORE_OUTGOING, &yes, sizeof yes))
         fail("packet sockets");
     setsockopt(s, SOL_PACKET, PACKET_QDISC_BYPASS, &yes, sizeof yes);
@@ -74,7 +74,7 @@ static int link_open(int node) {
     return s;
 }
 
-// Returns the way that a frame leaves next; NULL: there is none.
+// Returns the way whose first frame leaves next, or NULL if there is none.
 static Way* next_way(void) {
     Way* next = NULL;
     for (int i = 0; i < 2 * num_nodes; i++) {
@@ -84,9 +84,9 @@ static Way* next_way(void) {
     return next;
 }
 
-// A frame comes to the begin of a way at some time. Returns false if it is lost there.
+// Puts a frame on a way at a given time. Returns false if the frame is lost.
 static bool way_enter(Way* way, const Settings* s, Frame* frame, double time) {
-    double bytes = frame->bytes - 10 + 24; // without its vnet header; with preamble, check sequence and gap
+    double bytes = frame->bytes - 10 + 24; // less the vnet header, plus preamble, check sequence and gap
     if (s->down || drand48() < s->loss / 2) return false;
     if (way->queued >= QUEUED && way->free - time > QUEUED_SECONDS) return false;
     double begin = way->free > time ? way->free : time;
@@ -104,7 +104,7 @@ static void frames_read(int node) {
     static char data[FRAME];
     for (ssize_t bytes; (bytes = recv(links[node].socket, data, sizeof data, MSG_TRUNC)) > 0; ) {
         if (bytes < 10 + ETH_HLEN || bytes > FRAME) continue;
-        const unsigned char* to = (unsigned char*)data + 10; // the address that it is for
+        const unsigned char* to = (unsigned char*)data + 10; // the destination address
         bool is_for_all = to[0] & 1;
         double time = now();
         for (int i = 0; i < num_nodes; i++) {
@@ -118,7 +118,7 @@ static void frames_read(int node) {
     }
 }
 
-// The first frame is at the end of a way: it begins the next one, or is there.
+// The first frame reaches the end of a way: it begins the next one, or is delivered.
 static void frame_arrive(Way* way) {
     Frame* frame = way->first;
     Link* to = &links[frame->to];
@@ -136,7 +136,7 @@ static void frame_arrive(Way* way) {
 int main(int argc, char** argv) {
     if (argc != 3 || (num_nodes = atoi(argv[2])) < 1 || num_nodes > MAX_NODES) { fprintf(stderr, "switch LINKS NODES\n"); return 1; }
     struct sched_param soon = { .sched_priority = 1 };
-    sched_setscheduler(0, SCHED_FIFO, &soon); // where it may: ranks take all cores, and a switch is not to wait for one
+    sched_setscheduler(0, SCHED_FIFO, &soon); // if permitted, because ranks occupy all cores and the switch must not wait for one
     prctl(PR_SET_TIMERSLACK, 1000); // ns
     prctl(PR_SET_NAME, "switch");
     struct sigaction act = { .sa_handler = hear };

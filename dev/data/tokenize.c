@@ -132,7 +132,7 @@ int main(int argc, char** argv) {
     outputs[TRAIN].path = "train.bin";
     outputs[VAL].path = "";
     option_text(&table, "tokenizer", &tokenizer, "bytes|FILE",
-                "bytes, vocab.json with merges.txt beside it, their folder, or llm.c's tokenizer .bin");
+                "bytes, vocab.json with merges.txt next to it, their folder, or llm.c's tokenizer .bin");
     option_text(&table, "out", &outputs[TRAIN].path, "FILE", "the token file to write");
     option_letter(&table, 'o');
     option_text(&table, "val-out", &outputs[VAL].path, "FILE", "the token file for validation; '': none");

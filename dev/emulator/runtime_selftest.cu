@@ -1,8 +1,8 @@
 /*
-runtime_selftest.cu - shows which mistakes the stand-ins for the CUDA runtime and cuBLASLt find. As in selftest.cu each mistake
-has a correct twin; the line that a message must name, if there is one, ends in "BUG" and the mistake's name.
+runtime_selftest.cu - shows which mistakes the stand-ins for the CUDA runtime and cuBLASLt find. As in selftest.cu, each mistake
+comes with a correct twin. If a message must name a line, that line ends in "BUG" and the name of the mistake.
 
-  runtime_selftest good     the twins, and every error code; all must be as in CUDA, under every seed
+  runtime_selftest good     the twins, and every error code; all must match CUDA, for every seed
   runtime_selftest NAME     one mistake: status 1 and a message, or a wrong number
 */
 #include <atomic>
@@ -15,7 +15,7 @@ has a correct twin; the line that a message must name, if there is one, ends in 
 extern "C" unsigned long long emulator_calls(const char* name);
 
 constexpr int N = 1000;
-static cudaStream_t one, other; // which wait for other streams only if they are told to
+static cudaStream_t one, other; // both are non-blocking: they wait for other streams only through events
 static float *x, *y;            // (N) on the device
 static float *in, *out;         // (N) pinned
 
@@ -42,7 +42,7 @@ static float first_of(const float* device, cudaStream_t stream) {
     return *out;
 }
 
-// --- streams and events: the mistake is a wrong number, under every seed or at least under some ---
+// --- streams and events: the mistake produces a wrong number, for some seeds or for all ---
 template <bool bug> static void missing_wait() { // `other` reads what `one` writes
     Event written;
     ok(cudaMemset(x, 0, N * sizeof *x));
@@ -53,7 +53,7 @@ template <bool bug> static void missing_wait() { // `other` reads what `one` wri
     add_one<<<1, N, 0, other>>>(y, x);
     expect("what another stream wrote", first_of(y, other), 7);
 }
-template <bool bug> static void event_too_early() { // the wait is for a recording that came before the write
+template <bool bug> static void event_too_early() { // the event was recorded before the write
     Event written;
     if (bug) ok(cudaEventRecord(written, one));
     fill<<<1, N, 0, one>>>(x, 8);
@@ -62,7 +62,7 @@ template <bool bug> static void event_too_early() { // the wait is for a recordi
     add_one<<<1, N, 0, other>>>(y, x);
     expect("what came before the event", first_of(y, other), 9);
 }
-template <bool bug> static void overwritten() { // `one` overwrites what `other` may not have read yet: whether it shows is chance
+template <bool bug> static void overwritten() { // `one` overwrites memory that `other` may still read; some seeds show it
     Event written, read;
     fill<<<1, N, 0, one>>>(x, 1);
     ok(cudaEventRecord(written, one));
@@ -74,7 +74,7 @@ template <bool bug> static void overwritten() { // `one` overwrites what `other`
     ok(cudaDeviceSynchronize());
     expect("what was read before it was overwritten", first_of(y, other), 2);
 }
-template <bool bug> static void legacy_stream() { // a copy on the stream NULL waits for no stream that is non-blocking
+template <bool bug> static void legacy_stream() { // a copy on the NULL stream does not wait for non-blocking streams
     cudaStream_t blocking;
     ok(cudaStreamCreate(&blocking));
     ok(cudaMemset(x, 0, N * sizeof *x));
@@ -109,7 +109,7 @@ template <bool bug> static void not_written() {
     expect("new memory", first_of(fresh, one), 0);
     ok(cudaFree(fresh));
 }
-static void check_ordinary_memory() { // is copied at once
+static void check_ordinary_memory() { // is copied before the call returns
     std::vector<float> ordinary(N, 5);
     ok(cudaMemcpyAsync(x, ordinary.data(), N * sizeof *x, cudaMemcpyHostToDevice, one));
     ordinary[0] = 6;
@@ -125,7 +125,7 @@ static void check_rows() { // four of two elements: from ordinary memory, on the
     ok(cudaMemset(x, 0, N * size));
     ok(cudaDeviceSynchronize());
     ok(cudaMemcpy2DAsync(x, 3 * size, ordinary.data(), 5 * size, 2 * size, 4, cudaMemcpyHostToDevice, one));
-    ordinary[0] = -1; // it was copied at once
+    ordinary[0] = -1; // the call has already copied it
     ok(cudaMemcpy2DAsync(y, 2 * size, x, 3 * size, 2 * size, 4, cudaMemcpyDeviceToDevice, one));
     out[2] = 9;
     ok(cudaMemcpy2DAsync(out, 3 * size, y, 2 * size, 2 * size, 4, cudaMemcpyDeviceToHost, one));
@@ -179,7 +179,7 @@ template <bool bug> static void old_argument() { // a kernel keeps the arguments
     ok(cudaGraphLaunch(graph, one));
     expect("an argument that changed since", first_of(x, one), value);
 }
-template <bool bug> static void graph_not_waited_for() { // a launch is work like any other
+template <bool bug> static void graph_not_waited_for() { // a launch is work on a stream
     Event written;
     set_all(x, 1);
     begin();
@@ -212,7 +212,7 @@ static void check_graphs() {
         expect("its memset", first_of(x, one), 0);
     }
 
-    set_all(x, 0); // a graph does not run twice at a time, on any streams
+    set_all(x, 0); // two launches of a graph never overlap, on any streams
     begin();
     add_one<<<1, N, 0, one>>>(y, x);
     add_one<<<1, N, 0, one>>>(x, y);
@@ -222,7 +222,7 @@ static void check_graphs() {
     expect("launches on two streams", first_of(x, one), 40);
 }
 
-// A call that spoils a capture is refused, and so are all later ones; there is no graph, and the stream works as before.
+// A call that invalidates a capture fails, and so do all later ones. There is no graph, and the stream works as before.
 static void expect_spoilt(const char* what, cudaError_t should, std::function<cudaError_t()> call) {
     cudaGraph_t graph;
     set_all(x, 1);
@@ -271,7 +271,7 @@ static void check_captures() {
         return error ? cudaDeviceSynchronize() : error; // once more here, because cudaGetLastError is per thread
     });
 
-    cudaGraph_t graph; // what is allowed during a capture
+    cudaGraph_t graph; // these calls are allowed during a capture
     begin();
     expect_error("beginning again", cudaStreamBeginCapture(one, cudaStreamCaptureModeThreadLocal), cudaErrorIllegalState);
     fill<<<1, N, 0, other>>>(y, 5);
@@ -300,7 +300,7 @@ static void check_captures() {
     ok(cudaFreeHost(pinned));
 }
 
-// --- memory: the mistake ends the program, with the line of the host's code, of the launch, or of the kernel ---
+// --- memory: the mistake ends the program with the line of the host code, of the launch, or of the kernel ---
 template <bool bug> static void host_reads() {
     ok(cudaMemset(x, 0, N * sizeof *x));
     float* p = bug ? x : out;
@@ -337,7 +337,7 @@ template <bool bug> static void call_from_callback() {
     ok(cudaStreamSynchronize(one));
 }
 
-// --- what calls return ---
+// --- error codes ---
 static void check_errors() {
     cudaStream_t stream;
     cudaEvent_t event, untimed;
@@ -417,7 +417,7 @@ static void check_threads() {
 }
 
 #ifdef WITH_CUBLASLT
-// --- cuBLASLt: D (m,n) = A^T B, and what is refused ---
+// --- cuBLASLt: D (m,n) = A^T B, and refusals ---
 struct Call {
     int m = 8, n = 3, k = 5, a_rows = 5, lda = 5, ldb = 5, ldd = 8, aux_ld = 8, alignment = 4;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
@@ -449,7 +449,7 @@ struct Call {
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
             cublasLtMatmulPreferenceSetAttribute(preference, which, &alignment, sizeof alignment);
         cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, o, la, lb, ld, ld, preference, 8, found, &count);
-        // the last candidate needs a workspace, if it may have one, the first the best alignment
+        // the last candidate needs a workspace, if one is allowed, and the first the best alignment
         const cublasLtMatmulAlgo_t* algorithm = &found[workspace ? count - 1 : 0].algo;
         if (count) status = cublasLtMatmul(handle, o, &alpha, a, la, b, lb, &beta, d, ld, d, ld, algorithm, nullptr, 0, one);
         cublasLtMatmulPreferenceDestroy(preference);

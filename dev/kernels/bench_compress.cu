@@ -1,13 +1,13 @@
 /*
-bench_compress.cu - how fast the kernels that compress gradients are, beside a copy.
+bench_compress.cu - how fast the kernels that compress gradients are, compared with a copy.
 
     make build/bench_compress && build/bench_compress [--elements 16777216] [--repetitions 20]
 
-Prints a Markdown table: each kernel on so many elements of random gradients, with error feedback where it has any; a matrix has
-1024 columns, and rank 4. Bytes are those of inputs and outputs, each counted once: they must move however a kernel is written.
-Their rate stands beside that of a copy or an update in place, whichever is faster; these take turns with the kernel, and medians
-count. Arrays should be larger than the caches. A kernel far below the copy waits for its arithmetic, or reads its input more than
-once: top-k does so five times, signs twice.
+Prints a Markdown table with a row for each kernel, on random gradients and with error feedback if the kernel supports it. Matrices
+have 1024 columns and rank 4. Bytes count each input and output once, because they must move in any implementation. The last column
+compares their rate with that of a copy or an update in place, whichever is faster; both take turns with the kernel, and medians are
+compared. Arrays should be larger than the caches. A kernel far below the copy waits for its arithmetic, or reads its input more
+than once: top-k reads it five times, signs twice.
 */
 #include "../../llmc/base/options.h"
 #include "../../llmc/base/rng.h"
@@ -15,9 +15,9 @@ once: top-k does so five times, signs twice.
 #include "../../llmc/device/device.h"
 #include "others.h"
 
-enum { COLS = 1024, RANK = 4, ROWS = 4, CALLS = 4 }; // ROWS: of as many ranks; CALLS of a kernel are timed together
+enum { COLS = 1024, RANK = 4, ROWS = 4, CALLS = 4 }; // ROWS: one for each of 4 ranks; CALLS calls are timed together
 typedef struct {
-    size_t n, k;                       // elements, and how many of them top-k sends
+    size_t n, k;                       // elements; the number that top-k sends
     int rows;                          // of the matrix
     floatX *grads, *out;               // (n)
     float *x, *error, *kept;           // (n)
@@ -28,11 +28,11 @@ typedef struct {
 } Arrays;
 
 #define G ((double)sizeof(floatX))
-#define BYTE_BLOCKS (260 / 256.0)      // bytes an element, packed
+#define BYTE_BLOCKS (260 / 256.0)      // packed bytes per element
 #define HALF_BLOCKS (132 / 256.0)
-#define SENT (1 / 100.0)               // of the elements, by top-k
+#define SENT (1 / 100.0)               // share of the elements that top-k sends
 
-// Each kernel, what it is of, its bytes an element, and a call. In an order in which what a kernel reads has been written.
+// Each kernel: its name, its case, its bytes per element, and its arguments. Kernels come after those that write their inputs.
 #define KERNELS(KERNEL) \
     KERNEL(add_error, "x = gradient + error", G + 8, a->x, a->grads, a->error, a->n) \
     KERNEL(round_bf16, "", G + 10, a->half, a->kept, a->grads, a->error, a->n) \
@@ -47,7 +47,7 @@ typedef struct {
     KERNEL(pack_signs, "mean", 8 + 1 / 8.0, a->signs, a->kept, a->error, a->n) \
     KERNEL(unpack_signs_sum, "4 rows", ROWS / 8.0 + G, a->out, a->signs, ROWS, a->n) \
     KERNEL(pack_top_k, "1 %", 8 + 8 * SENT, a->sparse, a->kept, a->error, a->n, a->k) \
-    /* a sum is read and written for each */ \
+    /* reads and writes a sum for each element sent */ \
     KERNEL(sparse_sum_fp32, "1 %, 4 rows", 4 + 16 * ROWS * SENT, a->x, a->sparse, ROWS, a->n, a->k) \
     KERNEL(skinny_product, "rank 4", 4 + 4.0 * RANK / COLS, a->p, a->error, a->q, a->rows, COLS, RANK) \
     KERNEL(orthonormalise, "rank 4, of P", 8.0 * RANK / COLS, a->p, a->rows, RANK) \
@@ -55,7 +55,7 @@ typedef struct {
     KERNEL(low_rank_apply, "rank 4", 8 + G, a->out, a->kept, a->error, a->p, a->q, 0.25f, a->rows, COLS, RANK) \
     KERNEL(add_comparison, "", G + 4, a->acc, a->grads, a->error, a->n)
 
-enum { COPY = -2, UPDATE = -1 }; // what kernels are compared with
+enum { COPY = -2, UPDATE = -1 }; // the two baselines
 static void call(int kernel, Arrays* a) {
     int k = 0;
     if (kernel == COPY) device_copy(a->x, a->kept, a->n * sizeof(float));
@@ -66,7 +66,7 @@ static void call(int kernel, Arrays* a) {
 
 static float* floats(size_t n) { return (float*)device_alloc(n * sizeof(float), MEMORY_GRADIENTS); }
 static void* bytes_of_rows(size_t row) { return device_alloc(ROWS * row, MEMORY_COMMUNICATION); }
-// x (n) = random numbers of this scale, which repeat after a million
+// Fills x (n) with random numbers of this scale, which repeat after a million.
 static void fill(float* x, size_t n, uint64_t stream, float scale) {
     size_t period = size_min(n, 1 << 20);
     float* host = (float*)xcalloc(period, sizeof(float));

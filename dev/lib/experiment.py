@@ -177,7 +177,7 @@ def tables_in_words():
 
 def help_of(doc, e):
     """Below the doc of a table stands what the environment says: the program or its folder, how ranks are started."""
-    if not e: return f"{doc}\n\nThese make tables, and have options of their own:\n" + "\n".join(tables_in_words())
+    if not e: return f"{doc}\n\nThese make tables and take options of their own:\n" + "\n".join(tables_in_words())
     if e.TITLE: return f"{e.__doc__.strip()}\n\n{doc}"
     where = f"BUILD   folder of the programs (default {e.FOLDER})    " * bool(e.FOLDER)
     if e.PROGRAM: where = f"PROGRAM  default {e.PROGRAM}    "

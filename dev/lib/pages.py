@@ -10,17 +10,17 @@ from dev.lib.script import ROOT
 from dev.tools.svg import bars
 
 HERE = ROOT / "experiments"
-LIST = """One file for each question: it says which runs are made and what is asked of them. Its folder has their results in
-short, and a page that is made from these. `python3 -m experiments NAME` builds and runs one experiment and prints its answer;
-`make experiments` runs them all, in at most an hour on two cores. Both write to build/experiments; with `--store` they also
-update the results and pages here. A finished experiment is skipped the next time (`rm build/experiments/*.done` to start
-over), so you can interrupt them. If there is a GPU, the same experiments run on it. `python3 -m experiments --help` lists the
-options, and the experiments that make the tables of chapters."""
+LIST = """Each experiment asks one question. Its file, `experiments/NAME.py`, lists the runs and computes the answer from
+their results; its folder contains the stored results and a page made from them. `python3 -m experiments NAME` builds the
+programs, runs one experiment and prints its answer. `make experiments` runs them all, in at most an hour on two cores, and on
+the GPU if there is one. You can interrupt it: finished experiments are skipped the next time (`rm build/experiments/*.done`
+starts over). Results go to `build/experiments`, and with `--store` also to this folder and its pages. `python3 -m experiments
+--help` lists the options, and the experiments that make the chapters' tables."""
 
 
 # ---- what an experiment need not say itself ----
 DEFAULTS = dict(
-    TITLE="", # of its page, which also needs QUESTION and NOTES
+    TITLE="", # of its page, which also needs QUESTION, PREDICTION and NOTES
     NEEDS=(), # PROGRAM[:PRECISION] of a page, which are built first
     ROUNDS=0, # how often it asks for each run in turns; 0: it has no rounds
     OPTIONS={}, FLAGS=(), PLACEHOLDERS={}, LEAST={}, # its own, as m.options() takes them
@@ -54,7 +54,7 @@ def table(e, d):
     """A row is a run: what a rank keeps of it and sends, and where speeds were measured its tokens per second. Before, between and
     after these stand FIRST, COLUMNS and SPEEDS of an experiment: {head: the key of a number of bytes, or a function of the results
     and the run}."""
-    columns = e.FIRST | {"memory of a rank": "memory"} | e.COLUMNS | {"sent by a rank in a step": "sent"}
+    columns = e.FIRST | {"memory per rank": "memory"} | e.COLUMNS | {"sent per rank and step": "sent"}
     if d.speed: columns |= {"tokens per second": Results.tokens} | e.SPEEDS
     yield [e.RUNS, *columns]
     for run in d.runs():
@@ -90,7 +90,7 @@ def answer(e, d):
     """The paragraphs of the answer, followed by its caveats."""
     yield "\n".join(map(fold, e.bytes_only(d) if without_speeds(e, d) else e.answer(d)))
     if not d.speed and not e.BYTES_ONLY:
-        yield fold("Speeds are not in these results: they were made for bytes, on a machine that was busy.")
+        yield fold("Speeds are not in these results, because the machine was busy; memory and bytes do not depend on that.")
     if d.header["quick"]: yield fold("These are results of `--quick`: they show that the script works, and nothing else.")
     if d.speed and (warning := d.busy("the speeds")): yield fold(warning)
 
@@ -98,25 +98,27 @@ def answer(e, d):
 def page(name, e, d):
     """The parts of a page; d: the results, or None."""
     yield f"# {e.TITLE}\n\n{fold(e.QUESTION)}"
+    yield f"## Prediction\n\n{fold(e.PREDICTION)}"
     if not d:
         yield fold(f"There are no results yet: `python3 -m experiments {name} --store` produces them and this page.")
         yield fold(e.NOTES)
         return
     h, rounds = d.header, max(map(len, d.rounds.values()))
-    yield "## Answer\n\n" + "\n".join(answer(e, d))
-    rows, picture = e.table(d) if hasattr(e, "table") else table(e, d), plot(e, d)
-    yield "## Numbers\n\n" + markdown(*rows, blank=" ") + (f"\n![{picture['title']}](plot.svg)\n" if picture else "")
-    yield "## How\n\n" + fold(f"`python3 -m experiments {name}` made these "
-                              f"runs{f', {rounds} times in turns' if rounds > 1 else ''}:")
+    yield "## How to run\n\n" + fold(f"`python3 -m experiments {name}` makes these runs"
+                                     f"{f', each {rounds} times, in turns' if rounds > 1 else ''}:")
     commands = [command(d.first(run)) for run in d.runs()]
     if len(commands) > 12: commands[4:-2] = [f"... {len(commands) - 6} more"]
     yield "".join(f"    {line}\n" for line in commands)
-    speeds = " Times are medians of a run's steps without the first; ratios are formed within a round." if d.speed else ""
+    yield "## Answer\n\n" + "\n".join(answer(e, d))
+    rows, picture = e.table(d) if hasattr(e, "table") else table(e, d), plot(e, d)
+    yield markdown(*rows, blank=" ") + (f"\n![{picture['title']}](plot.svg)\n" if picture else "")
+    speeds = " Times are medians over the steps of a run without the first." if d.speed else ""
     if d.speed and rounds > 1:
-        speeds += " Where a figure has a range, it is from the least to the most of all rounds, and before it is their median."
+        speeds += (" A ratio compares runs of the same round; it is the median over all rounds, with the smallest and the "
+                   "largest in parentheses.")
     yield fold(f"Measured on {h['date']} on {h['machine']}, at commit {h['commit']}.{speeds} This page is made from "
                f"`results/{Path(d.file).name}` by `python3 -m experiments {name} --pages`.")
-    yield fold(e.NOTES)
+    yield f"## Conclusion\n\n{fold(e.NOTES)}"
 
 
 def names():

@@ -2,16 +2,16 @@
 comm_operations.h - an operation from its call to the end of its wait, and strict mode.
 
 An operation occupies a slot of its communicator from its issue to its wait. The backend begins it at the issue, or in
-strict mode at the wait. If there is only one rank, there is no backend: operations are copies, which this file makes.
-comm_notes.h counts and times what happens here.
+strict mode at the wait. A single rank needs no backend: its operations are copies, which this file makes. comm_notes.h
+counts and times all operations.
 */
 #ifndef LLMC_COMM_OPERATIONS_H
 #define LLMC_COMM_OPERATIONS_H
 #include "comm_notes.h"
 
-// ---- what an operation sends, reads and writes ----
+// ---- buffers ----
 
-// This rank's part of the buffer (N,n) that a reduce-scatter reads or an all-gather writes.
+// Returns this rank's part of the buffer (N,n) that a reduce-scatter reads or an all-gather writes.
 static inline char* comm_own_part(const Comm* c, const CommSlot* s) {
     char* full = s->kind == COMM_REDUCE_SCATTER ? (char*)s->in : (char*)s->out;
     return full + (size_t)c->rank * s->n * comm_type_size(s->type);
@@ -32,7 +32,7 @@ static inline void comm_set_nan(void* p, size_t bytes, bool on_host) {
 
 // Strict mode, at the issue: saves the part of the input that the output overwrites, and makes the output NaN.
 static inline void comm_poison(const Comm* c, CommSlot* s) {
-    size_t bytes = s->n * comm_type_size(s->type), output = bytes; // that it writes
+    size_t bytes = s->n * comm_type_size(s->type), output = bytes; // bytes written
     if (s->kind == COMM_ALL_GATHER || s->kind == COMM_ALL_TO_ALL) output *= (size_t)c->size;
     if (output == 0 || s->kind == COMM_SEND || s->kind == COMM_BARRIER || s->kind == COMM_SPLIT) return;
     if (s->kind == COMM_ALL_REDUCE || (s->kind == COMM_BROADCAST && s->peer == c->rank)) s->own = (char*)s->out;
@@ -43,13 +43,13 @@ static inline void comm_poison(const Comm* c, CommSlot* s) {
         device_to_host(s->kept, s->own, bytes);
     }
     comm_set_nan(s->out, output, s->on_host && s->kind == COMM_REDUCE_SCATTER);
-    // The shard, which layers may read meanwhile
+    // layers may still read the shard
     if (s->own && s->kind == COMM_ALL_GATHER) host_to_device(s->own, s->kept, bytes);
 }
 
 // ---- issuing ----
 
-// The backend of a communicator of one rank: one part is the whole, so an operation is a copy.
+// The backend of a communicator with one rank, where every operation is a copy.
 static inline void comm_alone_start(Comm* c, CommSlot* s) {
     size_t bytes = s->n * comm_type_size(s->type);
     flight_recorder_start(c->world->recorder, &s->record);
@@ -78,8 +78,8 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
     c->backend->start(c, s);
 }
 
-// peer: the other end or the root, a rank of c; -1: there is none. color: of a split. on_host: the shard is in host
-// memory.
+// peer is the other end or the root, a rank of c, or -1 if there is none. color belongs to a split. on_host: the shard
+// is in host memory.
 static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer,
                                 int color, bool on_host) {
     CommSlot* s = &c->slots[c->issued % COMM_IN_FLIGHT];
@@ -161,9 +161,9 @@ static inline CommOp comm_recv(Comm* c, void* buf, size_t n, CommType t, int fro
 
 // ---- waiting ----
 
-// Strict mode: begins what must be under way before the host may wait for `awaited`. All sends: if they began only at
-// their own waits, two ranks that exchange messages and wait for their receives first would wait forever. And the
-// receives before it from the same rank, because messages do not overtake one another.
+// Strict mode: begins the operations that must run before the host may wait for `awaited`. These are all sends, because
+// two ranks that exchange messages and wait for their receives first would otherwise wait forever, and earlier receives
+// from the same rank, because messages do not overtake one another.
 static inline void comm_begin_messages(Comm* awaited_on, const CommSlot* awaited) {
     CommContext* w = awaited_on->world;
     for (int i = 0; i < w->num_comms; i++) {
@@ -186,13 +186,13 @@ static inline void comm_wait(Comm* c, CommOp op) {
     s->events[EVENT_WAIT_BEGUN] = device_event();
     if (c->world->strict) comm_begin_messages(c, s);
     if (!s->begun) comm_begin(c, s);
-    if (comm_is_alone(c)) sleep_until(s->event.finished); // of a copy over an emulated link
-    else if (comm_was_noted(s)) { // else it was left out
+    if (comm_is_alone(c)) sleep_until(s->event.finished); // until a copy over an emulated link ends
+    else if (comm_was_noted(s)) { // otherwise it was skipped
         flight_recorder_wait_begin(c->world->recorder, &s->record);
         c->backend->finish(c, s);
         flight_recorder_wait_end(c->world->recorder);
     }
-    // This part is scratch, though only NCCL uses it
+    // this part is scratch, although only NCCL uses it
     if (c->world->strict && s->on_host && s->kind == COMM_REDUCE_SCATTER)
         comm_set_nan(comm_own_part(c, s), s->n * comm_type_size(s->type), false);
     comm_note_wait(c, s);
@@ -200,7 +200,7 @@ static inline void comm_wait(Comm* c, CommOp op) {
 }
 
 static inline void comm_barrier(Comm* c) {
-    device_synchronize(); // a rank is "here" when its earlier work is done
+    device_synchronize(); // a rank arrives when its earlier work is done
     comm_wait(c, comm_issue(c, COMM_BARRIER, NULL, NULL, 0, COMM_BYTE, -1, 0, false));
 }
 

@@ -99,7 +99,7 @@ static inline void control_listen(Control* c, char* address) {
     ControlAddress bound;
     socklen_t length = sizeof bound;
     unsigned char bytes[16];
-    require(getrandom(bytes, sizeof bytes, 0) == sizeof bytes, "the system gives no random bytes: %s", strerror(errno));
+    require(getrandom(bytes, sizeof bytes, 0) == sizeof bytes, "cannot get random bytes: %s", strerror(errno));
     getsockname(c->listener, &bound.any, &length);
     port = ntohs(bound.v4.sin_port);
     size_t n = (size_t)snprintf(address, CONTROL_ADDRESS, "%d ", port);

@@ -5,8 +5,8 @@ algorithms for clusters of workstations").
 N ranks stand in a ring and cut the buffer into N chunks. At every step each rank sends a chunk to the next rank and
 receives one from the rank before. In the first N-1 steps the received chunk is added (a reduce-scatter): a chunk
 collects terms as it travels, and after N-1 hops it is the sum over all ranks. In the other N-1 steps the received chunk
-is kept (an all-gather): the finished chunks go round once. Each rank sends 2(N-1) chunks of n/N elements, and no
-all-reduce can send less.
+is kept (an all-gather): the finished chunks go round once. Each rank sends 2(N-1) chunks of n/N elements. No all-reduce
+that consists of messages between ranks can send less; a switch that adds, as with NVLink's NVLS, needs less.
 
 The first half alone is a reduce-scatter, the second alone an all-gather; ring_step's `adds` says which half a step is
 in.
@@ -24,8 +24,8 @@ typedef struct {
 
 static inline int ring_steps(int N) { return 2 * (N - 1); }
 // Chunk c of n elements is [ring_chunk(c), ring_chunk(c+1)). Every chunk begins at a multiple of 16 elements, because
-// NCCL moves a message one element at a time unless it begins at a multiple of 16 bytes. Their sizes differ by 16 at
-// most, and may be 0.
+// NCCL moves a message one element at a time unless it begins at a multiple of 16 bytes. Their sizes differ by at
+// most 16, and may be 0.
 #define RING_ALIGNMENT 16
 static inline size_t ring_chunk(int c, int N, size_t n) {
     size_t pieces = ceil_div(n, RING_ALIGNMENT), ranks = (size_t)N, at = (size_t)c;
@@ -47,9 +47,9 @@ static inline RingStep ring_step(int rank, int N, size_t n, int step) {
     return r;
 }
 
-// How elements get from rank to rank, and how they are added: by MPI's requests, or by NCCL's calls on a stream.
+// Moves elements from rank to rank and adds them: with MPI's requests, or with NCCL's calls on a stream.
 typedef struct {
-    // begins to send and to receive; either may be of 0 elements, and then nothing is sent
+    // begins to send and to receive; with 0 elements nothing is sent or received
     void (*exchange)(void* self, const void* send, size_t send_n, int to, void* recv, size_t recv_n, int from);
     void (*add)(void* self, void* into, const void* from, size_t n); // into (n) += from (n)
 } RingCarrier;

@@ -67,7 +67,7 @@ static inline TokenMask mask_open(const char* path, const TokenFile* tokens) {
     uint64_t h[MASK_HEADER_WORDS], sample = 0;
     memcpy(h, file, sizeof h);
     require_file(from, memcmp(file, MASK_MAGIC, 8) == 0, "is not a mask: it does not start with " MASK_MAGIC);
-    require_file(from, h[MASK_HEADER_TOKENS] == tokens->count, "is of %llu tokens, but %s has %zu",
+    require_file(from, h[MASK_HEADER_TOKENS] == tokens->count, "marks %llu tokens, but %s contains %zu",
                  (unsigned long long)h[MASK_HEADER_TOKENS], tokens->path, tokens->count);
     m.count = tokens->count;
     size_t bytes = ceil_div(m.count, 8);

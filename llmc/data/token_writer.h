@@ -27,7 +27,7 @@ static inline void token_writer_check(const TokenWriter* w, bool done, const cha
     if (done) return;
     const char* reason = path_reason(w->path, errno);
     unlink(w->temporary);
-    die("cannot %s %s: %s; nothing new is under that name", action, w->path, reason);
+    die("cannot %s %s: %s; any older file of that name is unchanged", action, w->path, reason);
 }
 
 // Starts a token file, which appears under `path`, replacing what was there, when token_writer_close() is done with it.

@@ -174,7 +174,7 @@ static inline bool pair_add(Tokenizer* t, int left, int right, uint32_t rank) {
 #define TOKENIZER_MAX_FILE ((size_t)1 << 30) // bytes; GPT-2's are about one million
 
 static inline FileSource tokenizer_source(const char* path) {
-    return file_source(path, "wanted: bytes, GPT-2's vocab.json with merges.txt beside it, or llm.c's tokenizer .bin");
+    return file_source(path, "wanted: bytes, GPT-2's vocab.json with merges.txt next to it, or llm.c's tokenizer .bin");
 }
 
 // llm.c's tokenizer .bin: 256 int32 of header (magic, version 2, tokens, end-of-text token), then per token a length
@@ -362,7 +362,7 @@ static inline void tokenizer_read_merge(Tokenizer* t, const MergeReader* r, cons
                  r->line);
     t->merged[t->pair_count] = id;
     bool is_new = pair_add(t, left, right, (uint32_t)t->pair_count);
-    require_file(r->from, is_new, "line %zu: \"%.*s\" was there before", r->line, shown, text);
+    require_file(r->from, is_new, "line %zu: \"%.*s\" is a duplicate", r->line, shown, text);
 }
 
 // merges.txt: a line "#version: ..." that may be missing, then one merge a line, the lowest rank first.

@@ -3,7 +3,7 @@ tokens.h - files of tokens: llm.c's .bin format, so that its published datasets 
 
     256 int32 of header: magic 20240520, version 1, number of tokens, zeros; then the tokens as uint16. llm.c
     ignores the zeros; in files that our programs write, the first two hold the tokenizer's fingerprint (tokenizer.h)
-    instead. All little-endian, which is also what every machine that we run on uses in memory.
+    instead. All numbers are little-endian, as in the memory of every machine that we support.
 
 A reader never trusts a header: magic, version and count must agree with the size of the file. (token_writer.h writes
 them.)
@@ -20,13 +20,13 @@ them.)
 #define TOKENS_TOKENIZER 3 // index of the first of the two header integers that hold the tokenizer's fingerprint
 #define TOKENS_HEADER_INTS 256
 #define TOKENS_HEADER_BYTES (TOKENS_HEADER_INTS * sizeof(int32_t))
-#define TOKENS_MAX_COUNT INT32_MAX // what the header's int32 can say
+#define TOKENS_MAX_COUNT INT32_MAX // the largest count that fits into the header's int32
 
 typedef struct {
     char* path;   // owned
     int fd;
     size_t count; // tokens
-    uint64_t tokenizer; // the fingerprint of the tokenizer that made them, 0: not known
+    uint64_t tokenizer; // fingerprint of the tokenizer that made them, 0 if unknown
 } TokenFile;
 
 static inline FileSource token_file_source(const char* path) {
@@ -54,7 +54,7 @@ static inline TokenFile token_file_open(const char* path) {
                  TOKENS_VERSION);
     size_t data = size - TOKENS_HEADER_BYTES;
     require_file(from, header[2] >= 0 && data == (size_t)header[2] * sizeof(uint16_t),
-                 "is cut or damaged: its header says %d tokens, its %zu bytes have room for %zu", header[2], size,
+                 "is cut or damaged: its header says %d tokens, but its %zu bytes contain %zu", header[2], size,
                  data / sizeof(uint16_t));
     f.count = (size_t)header[2];
     memcpy(&f.tokenizer, &header[TOKENS_TOKENIZER], sizeof f.tokenizer);
@@ -62,7 +62,7 @@ static inline TokenFile token_file_open(const char* path) {
     return f;
 }
 
-// Tokens first..first+n-1 into out (n). Any number of threads may read one file at once.
+// Reads tokens first..first+n-1 into out (n). Any number of threads may read one file simultaneously.
 static inline void token_file_read(const TokenFile* f, size_t first, size_t n, uint16_t* out) {
     invariant(first <= f->count && n <= f->count - first, "tokens %zu to %zu of %s were asked for, which has %zu",
               first, first + n, f->path, f->count);
@@ -71,9 +71,9 @@ static inline void token_file_read(const TokenFile* f, size_t first, size_t n, u
                  errno ? strerror(errno) : "it was cut after it was opened");
 }
 
-// *sum += the checksum of a sample of tokens (count): 64 spans of up to 64, spread over all. It tells data sets apart.
-// tokens NULL: they are in the token file fd. place: of the sample's first element. Returns false if they cannot be
-// read.
+// Adds to *sum the checksum of a sample of tokens (count): 64 spans of up to 64 tokens, spread evenly. It tells data
+// sets apart. If tokens is NULL, they are read from the token file fd. place is the position of the sample's first
+// element. Returns false if the tokens cannot be read.
 #define TOKENS_SAMPLED (64 * 64)
 static inline bool tokens_sample(int fd, const int* tokens, size_t count, uint64_t place, uint64_t* sum) {
     enum { SPAN = 64, SPANS = TOKENS_SAMPLED / SPAN };

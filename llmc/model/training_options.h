@@ -65,11 +65,11 @@ static inline void options_data(OptionTable* t, Options* o) {
     option_text(t, "val-data", &o->val_data, "FILE",
                 "tokens for evaluation, in the same forms; '', or only --data: no evaluation");
     option_choice(t, "mask", &o->mask, "auto|required|none",
-                  "which tokens count in the loss, as FILE.mask next to FILE.bin says; auto: if there is one; none: "
-                  "all tokens count");
+                  "count only the tokens in the loss that FILE.mask, next to FILE.bin, marks; auto: if that file "
+                  "exists; none: count all tokens");
     option_text(t, "tokenizer", &o->tokenizer, "bytes|FILE",
-                "bytes, a vocab.json with merges.txt next to it, or a tokenizer .bin of llm.c; '': none, if --data has "
-                "tokens");
+                "bytes, a vocab.json with merges.txt next to it, or a tokenizer .bin of llm.c; '': none, if --data "
+                "contains tokens");
 }
 
 static inline void options_model(OptionTable* t, Options* o) {

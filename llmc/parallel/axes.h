@@ -68,7 +68,7 @@ static inline Axes axes_choose(const char* text, int N) {
         if (a.size[k] == 0) rest = k; // the last one is dp
     }
     require(missing > 0 || named == N, "--mesh %s is a mesh of %lld ranks, and %d were started; start %lld, or leave"
-            " out an axis: it takes what is left", text, named, N, named);
+            " out an axis: it takes the other ranks", text, named, N, named);
     require(named <= N && N % named == 0, "--mesh %s: %lld does not divide %d ranks; start a multiple of %lld, or"
             " choose other numbers", text, named, N, named);
     require(missing < 2 || rest == MESH_DP || named == N, "--mesh %s leaves %lld ranks, and names neither tp nor pp"

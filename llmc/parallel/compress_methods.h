@@ -461,7 +461,7 @@ static inline void compress_step_begin(Compress* c, long long step, double loss_
 static inline void compress_keep_errors(Compress* c, bool skipped) {
     if (!c->active) return;
     if (skipped && c->next == c->state && compress_keeps(c))
-        printf("compress   this step was not finite: the errors begin at 0 again\n");
+        printf("compress   this step was not finite, so the errors restart at 0\n");
     if (skipped && c->next == c->state) compress_forget(c);
     if (skipped) return;
     float* old = c->state;

@@ -72,7 +72,7 @@ static inline void options_sharding(OptionTable* t, Sharding* options) {
                   "precision in which gradients are sent and added; model: as the parameters");
     option_choice(t, "cpu-offload", &options->offload, "none|optimizer|all",
                   "what to keep on the host, where AdamW then runs; optimizer: gradients, moments and fp32 weights,"
-                  " while the device has a copy of the weights in its own precision; all: every shard");
+                  " while the device keeps a copy of the weights in its own precision; all: every shard");
     option_float(t, "emulate-host-link", &options->host_link, 0, 1e6,
                  "Gbit/s, each way, of a link between device and host to emulate, with --cpu-offload on the CPU:"
                  " copies of shards take at least as long as on that link; 0: off");
@@ -99,11 +99,11 @@ static inline void sharding_check(Sharding* options, int N, int accumulation) {
             options->shards, N);
     require(!is_hybrid || !options->offload, "--cpu-offload keeps shards on the host, where replicas cannot sum them:"
             " use --sharding full or grad-op with it");
-    require(options->host_link == 0 || options->offload, "--emulate-host-link is about --cpu-offload: give that as"
-            " well");
+    require(options->host_link == 0 || options->offload, "--emulate-host-link needs --cpu-offload optimizer or"
+            " all");
     bool gathers_ahead = options->prefetch != PREFETCH_NONE || options->forward_prefetch;
     require(options->limit_all_gathers > 1 || !gathers_ahead || !reshards_after_forward(options),
-            "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none and"
+            "--limit-all-gathers 1 leaves no buffer to gather ahead: allow 2, or --prefetch none and"
             " --no-forward-prefetch");
     require(!options->wrap_halves || options->wrap_blocks == 1,
             "--wrap-halves cuts each block: leave out --wrap-blocks %lld",
@@ -256,8 +256,9 @@ static inline void report_sharding(const Layout* y, const Sharding* options, int
     printf("fsdp       sharding %s by %s: each rank keeps 1/%zu of everything%s, %.2f %% of it padding;"
            " gradients reduced in %s\n", shardings[options->sharding], group, S, places[options->offload],
            100 * (1 - (double)P / (double)(S * y->own_elements)), comm_type_name(reduce_type(options)));
-    if (S > 1) printf("gathers    prefetch %s%s; room for the root and %d more\n", prefetches[options->prefetch],
-                      options->forward_prefetch ? ", and forward" : "", layout_gather_buffers(y, options) - 1);
+    if (S > 1)
+        printf("gathers    prefetch %s%s; buffers: 1 for the root, %d for others\n", prefetches[options->prefetch],
+               options->forward_prefetch ? ", and forward" : "", layout_gather_buffers(y, options) - 1);
     if (options->host_link > 0)
         printf("EMULATED LINK OF %g GBIT/S TO THE HOST (--emulate-host-link)\n", options->host_link);
     if (options->sharding == SHARD_HYBRID) printf("replicas   %d, of %zu ranks each\n", N / (int)S, S);

@@ -23,7 +23,7 @@ static inline void options_tensor_parallel(OptionTable* table, long long* t, Ten
                       "neighbouring ranks that share one replica of the model; replicas are"
                       " data parallel; 0: all ranks share one");
     option_flag(table, "sequence-parallel", &options->sequence_parallel,
-                "split the rows of layernorms and of the residual stream as well among the ranks that share a replica");
+                "also split the rows of layernorms and of the residual stream among the ranks that share a replica");
     option_flag(table, "overlap", &options->overlap,
                 "overlap communication with computation in the backward pass of each block");
 }

@@ -53,10 +53,10 @@ typedef struct {
 // Dies unless the schedule can be played.
 static inline void pipeline_check(Pipeline pipe) {
     bool interleaved = pipe.schedule == SCHEDULE_INTERLEAVED;
-    require(pipe.p >= 1 && pipe.m >= 1 && pipe.v >= 1, "a pipeline of %d stages, %d micro-batches and %d chunks a"
-            " rank is none; each number must be at least 1", pipe.p, pipe.m, pipe.v);
-    require(interleaved || pipe.v == 1, "--chunks %d: only --schedule interleaved has several chunks a rank; choose it,"
-            " or --chunks 1", pipe.v);
+    require(pipe.p >= 1 && pipe.m >= 1 && pipe.v >= 1, "a pipeline of %d stages, %d micro-batches and %d chunks per"
+            " rank is impossible; each number must be at least 1", pipe.p, pipe.m, pipe.v);
+    require(interleaved || pipe.v == 1, "--chunks %d: only --schedule interleaved runs several chunks per rank; choose"
+            " it, or --chunks 1", pipe.v);
     require(!interleaved || pipe.v > 1, "--schedule interleaved with --chunks 1 interleaves nothing, and keeps more"
             " activations than 1f1b; choose --chunks 2 or more, or --schedule 1f1b");
     require(pipe.v == 1 || pipe.p > 1, "--schedule interleaved with 1 stage interleaves nothing; choose 2 or more, or"

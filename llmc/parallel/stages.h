@@ -44,8 +44,8 @@ static inline void options_pipeline_parallel(OptionTable* table, long long* p, P
     option_int(table, "chunks", &options->chunks, 0, MAX_STAGES,
                "parts of the model per rank; 0: 2 with --schedule interleaved, 1 with others");
     option_text(table, "split", &options->split, "auto|N,N,...",
-                "blocks of each pipeline stage; auto: so that all stages, one of which has the head, take about equal"
-                " time");
+                "blocks of each pipeline stage; auto: balanced, so that the stage with the head takes about as long"
+                " as the others");
     option_text(table, "emulate-ms", &options->emulate, "F,I,W[,HEAD]",
                 "for tests: sleep after each action until it has taken this many milliseconds: forward, backward for"
                 " the input, backward for the weights; with HEAD, these are for one block, and the head costs HEAD"

@@ -419,13 +419,13 @@ static inline void diagnosis_rows(const Diagnosis* d) {
 static inline void report_scaling(const SingleRun* one, double rate, double efficiency, int ranks) {
     const char* kind = one->scaling ? one->scaling : "strong, if that run also had as many tokens in a step, else weak";
     if (one->tokens_per_second == 0)
-        printf("scaling    not known: run this model on one rank with --out DIR, then give"
+        printf("scaling    unknown: run this model on one rank with --out DIR, then give"
                " --single-throughput DIR/metrics.jsonl\n");
     else
         printf("scaling    efficiency %.1f %% (%s): median of %.0f tok/s on %d ranks, %.0f on one\n", 100 * efficiency,
                kind, rate, ranks, one->tokens_per_second);
     if (one->device[0] && strcmp(one->device, device_name()) != 0)
-        printf("  that rank ran on \"%s\", these run on \"%s\"\n", one->device, device_name());
+        printf("  the single rank ran on \"%s\", these ranks on \"%s\"\n", one->device, device_name());
 }
 
 // ---- metrics.jsonl: a line {"diagnosis": {...}}, in ms of a step ----

@@ -91,7 +91,7 @@ static inline void logger_write(Logger* g, json_t* object) {
         char* line = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(17));
         require(line != NULL, "out of host memory while writing %s", g->path);
         require(fprintf(g->file, "%s\n", line) > 0 && fflush(g->file) == 0,
-                "%s: cannot be written: %s; make room, then continue from the last checkpoint with --resume",
+                "%s: cannot be written: %s; free space, then continue from the last checkpoint with --resume",
                 g->path, strerror(errno));
         free(line);
     }
@@ -123,7 +123,7 @@ static inline void logger_cut(Logger* g, long long resumed_step) {
     }
     free(line);
     if (cut > 0)
-        printf("metrics    %d line%s cut from the end of %s%s: steps after %lld are done again\n", cut,
+        printf("metrics    %d line%s cut from the end of %s%s: steps after %lld are repeated\n", cut,
                cut == 1 ? "" : "s", g->path, is_torn ? ", the last one torn" : "", resumed_step);
     require(!ferror(g->file), "%s: cannot be read: %s", g->path, strerror(errno));
     require(ftruncate(fileno(g->file), end) == 0 && fseeko(g->file, 0, SEEK_END) == 0,

@@ -159,9 +159,9 @@ static inline void run_predict(Run* run, int argc, char** argv, ConfigureModel* 
                 "print the memory and traffic that the formulas predict for N ranks, as JSON, and exit without "
                 "starting them; -: read many questions, each a line of options");
     option_choice(&run->table, "predict-device", &p.o.device, "own|cpu|gpu",
-                  "whose memory --predict predicts: of this program, or of its build for the CPU or the GPU");
+                  "memory to predict: of this program, or of its build for the CPU or the GPU");
     option_float(&run->table, "predict-gpu-memory", &p.o.gpu_memory, 0, 1e6,
-                 "GB that the GPU has: with more memory more logits exist at a time");
+                 "GB of memory on the GPU; with more memory, more logits exist at a time");
     options_group(&run->table, NULL);
     if (!predict_is_asked(argc, argv)) return;
     p.run = run;

@@ -108,7 +108,7 @@ static inline void trace_name_callers(void) {
     for (size_t i = 0; i < trace.count; i++)
         if (trace.slices[i].callers) caller_names_add(&names, (const Callers*)trace.slices[i].callers);
     if (!caller_names_read(&names))
-        printf("trace      does not say who called operations: addr2line, of the binutils, is missing\n");
+        printf("trace      does not name the callers of operations, because addr2line (binutils) is missing\n");
     for (size_t i = 0; i < trace.count; i++)
         if (trace.slices[i].callers) trace_name_slice(&trace.slices[i], &names);
     caller_names_free(&names);
@@ -324,7 +324,7 @@ static inline void report_ranks(const Ranks* w, RankRange bytes) {
                r->local_size, r->found, comm_description(&w->comm), w->comm.world->strict ? " (STRICT MODE)" : "",
                format_bytes_range(sent, sizeof sent, bytes.min, bytes.max));
     if (r->size > 1 && w->options.link > 0)
-        printf("EMULATED LINK OF %g GBIT/S (--emulate-link): WHAT A RANK SENDS IN A STEP TAKES AT LEAST %.1f MS\n",
+        printf("EMULATED LINK OF %g GBIT/S (--emulate-link): A RANK'S MESSAGES TAKE AT LEAST %.1f MS PER STEP\n",
                w->options.link, 8e-6 * bytes.max / w->options.link);
     fflush(stdout);
 }

@@ -47,7 +47,8 @@ static inline void report_mask(const DataLoader* d) {
     size_t targets = d->num_tokens - (size_t)d->num_shards; // a shard's first token is none
     if (d->masked) printf("mask       %s: %zu of %zu tokens count in the loss\n", d->option, d->num_counted, targets);
     if (d->masks_unused)
-        printf("mask       %s: has one, but --mask none: all %zu tokens count in the loss\n", d->option, targets);
+        printf("mask       %s: its mask is ignored (--mask none): all %zu tokens count in the loss\n", d->option,
+               targets);
     fflush(stdout);
 }
 

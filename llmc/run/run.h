@@ -337,13 +337,13 @@ static inline CheckpointReader* run_read(Run* run, const ParamRange* ranges, int
     if (r == NULL) return NULL;
     printf("start      step %lld of %lld, from %s\n", run->first, run->o.steps, r->path);
     if (run->o.resume && r->state.data_sum && r->state.data_sum != run->data_sum)
-        printf("start      --data has other tokens than when %s was saved: from sequence %lld of epoch %lld on, the "
-               "order differs, so some sequences come twice in that epoch and others not at all\n",
+        printf("start      --data contains other tokens than when %s was saved: from sequence %lld of epoch %lld on, "
+               "the order differs, so some sequences occur twice in that epoch and others never\n",
                r->path, r->state.position, r->state.epoch);
     CheckpointErrors lost = checkpoint_errors(r->path);
     if (run->o.resume && !keeps_errors && lost.ranks > 0)
-        printf("start      the errors of compressed gradients that it has are lost, those of %s on %d ranks: this run "
-               "keeps none\n",
+        printf("start      its errors of compressed gradients, of %s on %d ranks, are lost, because this run keeps "
+               "none\n",
                lost.method, lost.ranks);
     return r;
 }

@@ -147,7 +147,7 @@ static inline void trace_close(void) {
     written &= fclose(f) == 0;
     require(written, "%s: cannot be written: %s", trace.path, strerror(errno));
     if (trace.count == TRACE_MOST)
-        printf("the trace is full: only the first %d slices of a rank are in it\n", TRACE_MOST);
+        printf("the trace is full: it contains only the first %d slices of each rank\n", TRACE_MOST);
     free(trace.path);
     free(trace.marks);
     for (size_t i = 0; i < trace.count; i++) {

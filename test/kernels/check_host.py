@@ -1079,7 +1079,7 @@ def whole_lines_stay_whatever_they_are_and_the_log_says_how_many_are_cut():
             assert path.read_text().startswith(stays + '{"step":9,') and path.read_text()[len(stays):].count("\n") == 1
             lines = 5 if odd == " \n\n" else 4
             assert said.startswith(f"metrics    {lines} lines cut from the end of {path}, the last one torn: "
-                                   "steps after 8 are done again\n")
+                                   "steps after 8 are repeated\n")
 
 
 @claim

@@ -242,7 +242,7 @@ def test_a_full_disk_leaves_the_existing_checkpoints(tmp_path):
         out = tmp_path / "out"
         assert in_folder(out, "single", TINY, "--steps 2 --save-every 1 --keep 0").status == 0
         before = {path: path.read_bytes() for path in out.glob("step_*/*")}
-        assert_refused(in_folder(out, "single", TINY, "--resume --save-every 1 --keep 0"), str(out), "another --out|make room")
+        assert_refused(in_folder(out, "single", TINY, "--resume --save-every 1 --keep 0"), str(out), "another --out|free space")
         assert [*out.glob(".tmp*")] == [] and all(path.read_bytes() == data for path, data in before.items())
         assert in_folder(out, "single", TINY, "--resume --steps", newest(out)).status == 0
     finally:
@@ -265,7 +265,7 @@ def test_a_file_system_without_inodes_is_not_said_to_be_full(inodes, tmp_path):
         command("umount", tmp_path)
 
 
-OTHER_DATA = "^start +--data has other tokens than when .*step_00000002 was saved: from sequence 64 of epoch 0 on, the order differs"
+OTHER_DATA = "^start +--data contains other tokens than when .*step_00000002 was saved: from sequence 64 of epoch 0 on, the order differs"
 
 
 @pytest.mark.parametrize("name, ranks", [("single", None), ("ddp", 2)])

@@ -56,9 +56,9 @@ BUCKETS = r"with these buckets: they begin at 0; those of other buckets \(--buck
 
 @pytest.mark.parametrize("name, ranks, by, by_ranks, options, pattern", [
     ("int8+", 2, "ddp", 2, "",
-     "the errors of compressed gradients that it has are lost, those of int8 on 2 ranks: this run keeps none"),
-    rest("int8+", 2, "int8-", 2, "", "those of int8 on 2 ranks: this run keeps none"),
-    rest("int8+", 2, "none", 2, "", "those of int8 on 2 ranks: this run keeps none"),
+     "its errors of compressed gradients, of int8 on 2 ranks, are lost, because this run keeps none"),
+    rest("int8+", 2, "int8-", 2, "", "of int8 on 2 ranks, are lost, because this run keeps none"),
+    rest("int8+", 2, "none", 2, "", "of int8 on 2 ranks, are lost, because this run keeps none"),
     rest("int8+", 2, "int8+", 3, "", f"{NONE}; those of int8 on 2 ranks are lost"),
     rest("powersgd+", 3, "int8+", 3, "", f"{NONE}; those of powersgd on 3 ranks are lost"),
     rest("int8+", 2, "int8+", 2, "--bucket-mb 0.01", f"has no errors of int8 on 2 ranks {BUCKETS}"),
@@ -75,7 +75,7 @@ def test_a_run_without_the_errors_says_what_is_lost_and_has_the_bits_of_one_that
 @pytest.mark.parametrize("name, ranks", [("single", 1), ("zero3", 3), ("full", 4), ("tp2", 2), ("pp2", 2), ("1x2x2", 4)])
 def test_every_stage_continues_a_compressed_run_and_is_continued_by_one(tmp_path, name, ranks):
     compressed, run = saved("int8+", 2), continued(saved("int8+", 2), tmp_path / "run", 5, name, ranks)
-    assert "those of int8 on 2 ranks" in run.said
+    assert "of int8 on 2 ranks, are lost" in run.said
     assert_close(continued(compressed, tmp_path / "ddp", 5, "ddp", 2), run)
     run = continued(saved(name, ranks), tmp_path / "int8", 5, "int8+", 3)
     assert re.search(f"{NONE}$", run.said, re.M), run
@@ -147,8 +147,8 @@ def test_elsewhere_a_step_that_is_not_finite_clears_the_errors_and_says_so(metho
     run = train_by(train, f"{method}+", 2, "--lr 1000 --weight-decay 100 --lr-schedule constant --warmup-steps 0 --steps 100",
                    "--max-bad-steps 4 --save-every 1 --keep 0 --compress-from 1")
     assert_refused(run, "^rank 0: error: .*NaN or Inf")
-    assert run.series("skipped").count(True) == 4 == run.out.count("compress   this step was not finite: the errors begin at 0 "
-                                                                   "again")
+    assert run.series("skipped").count(True) == 4 == run.out.count("compress   this step was not finite, so the errors restart "
+                                                                   "at 0")
     name = f"errors_{method}_00001_of_00002.safetensors"
     assert not unscaled(run.checkpoint() / name).any() and np.count_nonzero(unscaled(run.checkpoint(2) / name)) > 250
 

@@ -178,7 +178,7 @@ def test_a_stage_that_fails_is_named_with_its_micro_batch(ranks, fault, stage, o
     (2, "pp", f"{PIPELINE} --fault 1:3/12:kill", "there is no micro-batch 12; a step has 12"),
     (4, "ddp", "--fault 4:1:kill", "there is no rank 4"), (3, "ddp", "", "--total-batch-size 512 must be a multiple.*3 ranks"),
     (4, "ddp", "--seq-len 2048 --batch-size 1 --total-batch-size 0", "a step on 4 ranks needs"),
-    (2, "fsdp", "--limit-all-gathers 1", "--limit-all-gathers 1 leaves no room to gather ahead: allow 2, or --prefetch none"),
+    (2, "fsdp", "--limit-all-gathers 1", "--limit-all-gathers 1 leaves no buffer to gather ahead: allow 2, or --prefetch none"),
     (4, "zeropp", "--node-ranks 3", "--node-ranks must divide the number of ranks, and 3 does not divide 4"),
     (4, "tp", "", "--tensor-parallel 4 does not divide 2 heads, .*choose --heads as a multiple of 4"),
     (3, "tp", "--vocab-size 500 --heads 3 --channels 24",

@@ -77,7 +77,7 @@ def test_mask_none_counts_all_tokens_and_says_that_there_is_a_mask():
     run = trained("single", TINY, ["--data", data() / "tokens.bin"], "--mask none --steps 3")
     assert_same(trained("single", TINY, "--steps 3"), run)
     assert "counted" not in run.metrics[0]
-    assert "\nmask       --data: has one, but --mask none: all 6733 tokens count in the loss\n" in run.out
+    assert "\nmask       --data: its mask is ignored (--mask none): all 6733 tokens count in the loss\n" in run.out
 
 
 @pytest.mark.parametrize("ranks, sizes", [(1, "--batch-size 1"), (3, "--batch-size 4 --total-batch-size 384")],

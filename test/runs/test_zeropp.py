@@ -233,7 +233,7 @@ def test_hops_and_weights_are_issued_in_their_order(options, order, tmp_path):
     ("--sharding hybrid", "--sharding must be one of full\\|grad-op, not 'hybrid'"),
     rest("--quantise-gradients int2", "int4\\|int8\\|none"),
     rest("--cpu-offload all", "unknown option '--cpu-offload'"), rest("--reduce-dtype model", "unknown option '--reduce-dtype'"),
-    rest("--limit-all-gathers 1", "--limit-all-gathers 1 leaves no room")])
+    rest("--limit-all-gathers 1", "--limit-all-gathers 1 leaves no buffer")])
 def test_options_that_do_not_go_are_refused(options, pattern):
     assert_refused(train("zeropp", SMALL, options, ranks=2), pattern)
 

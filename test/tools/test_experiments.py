@@ -328,7 +328,7 @@ def two_ranks(folder, *ratios, **header):
     ((50, 60, 90), {}, "two ranks are slower at every size that was tried, even with 64 thousand parameters.", "do not trust"),
     ((50, 90, 130), {"busy_percent": 40}, "used 40 % of this machine: do not trust the speeds.", "--quick"),
     ((50, 90, 130), {"quick": "yes"}, "show that the script works, and nothing else", "do not trust"),
-    ((50, 90, 130), {"speed": ""}, "Speeds are not in these results", "tokens per second of two")],
+    ((50, 90, 130), {"speed": ""}, "Speeds are not in these results", "tokens per second")],
     ids=["slower_then_faster", "mixed", "slower", "busy", "quick", "no_speeds"])
 def test_the_answer_follows_from_the_numbers_and_a_page_says_what_speaks_against_them(tmp_path, ratios, header, says, no):
     text = two_ranks(tmp_path, *ratios, **header)

@@ -96,7 +96,7 @@ def test_a_timeline_without_addr2line_says_so_and_has_all_else(tmp_path):
     nowhere = tmp_path / "bin"
     nowhere.mkdir()
     run = succeeds([program("train_gpt2_ddp")], SMALL, "--trace", trace, env={"PATH": nowhere})
-    assert_says(run.out, "^trace      does not say who called operations: addr2line, of the binutils, is missing$")
+    assert_says(run.out, "^trace      does not name the callers of operations, because addr2line .binutils. is missing$")
     assert operations(trace) and not any({"stack", "caller"} & a.keys() for a in operations(trace))
 
 

@@ -30,10 +30,10 @@ TEST(options_that_do_not_go_together_and_the_number_of_shards) {
         { { .sharding = SHARD_HYBRID, .limit_all_gathers = 2, .shard_group = 12 }, "12 does not divide 6", "", 0 },
         { { .sharding = SHARD_HYBRID, .limit_all_gathers = 2, .shard_group = 3, .offload = OFFLOAD_ALL },
           "--cpu-offload keeps shards on the host", "use --sharding full or grad-op", 0 },
-        { { .limit_all_gathers = 2, .host_link = 1 }, "--emulate-host-link is about --cpu-offload", "", 0 },
-        { { .limit_all_gathers = 1, .prefetch = BACKWARD_PRE }, "--limit-all-gathers 1 leaves no room", "--prefetch none", 0 },
-        { { .limit_all_gathers = 1, .prefetch = BACKWARD_POST }, "--limit-all-gathers 1 leaves no room", "", 0 },
-        { { .limit_all_gathers = 1, .prefetch = PREFETCH_NONE, .forward_prefetch = 1 }, "--limit-all-gathers 1 leaves no room", "", 0 },
+        { { .limit_all_gathers = 2, .host_link = 1 }, "--emulate-host-link needs --cpu-offload optimizer or all", "", 0 },
+        { { .limit_all_gathers = 1, .prefetch = BACKWARD_PRE }, "--limit-all-gathers 1 leaves no buffer", "--prefetch none", 0 },
+        { { .limit_all_gathers = 1, .prefetch = BACKWARD_POST }, "--limit-all-gathers 1 leaves no buffer", "", 0 },
+        { { .limit_all_gathers = 1, .prefetch = PREFETCH_NONE, .forward_prefetch = 1 }, "--limit-all-gathers 1 leaves no buffer", "", 0 },
         { { .limit_all_gathers = 2, .wrap_halves = 1, .wrap_blocks = 2 }, "--wrap-halves cuts each block", "leave out --wrap-blocks 2", 0 },
         { { .limit_all_gathers = 1, .prefetch = PREFETCH_NONE, .wrap_halves = 1, .wrap_blocks = 1 }, "--wrap-halves needs --limit-all-gathers 2",
           "both halves at once", 0 },
@@ -55,13 +55,13 @@ TEST(a_report_says_how_large_groups_are) {
     const GPT2Config c = { 32, 384, 384, 5, 4, 32 };
     static const struct { Sharding options; const char* says; } cases[] = { // on 4 ranks
         { { .wrap_blocks = 1, .shards = 4, .limit_all_gathers = 2 }, "sharding full by block: each rank keeps 1/4 of everything, 0.21 % of it" },
-        { { .wrap_blocks = 1, .shards = 4, .limit_all_gathers = 2 }, "room for the root and 2 more\n" },
-        { { .wrap_blocks = 1, .shards = 4, .limit_all_gathers = 7 }, "room for the root and 5 more\n" },
+        { { .wrap_blocks = 1, .shards = 4, .limit_all_gathers = 2 }, "buffers: 1 for the root, 2 for others\n" },
+        { { .wrap_blocks = 1, .shards = 4, .limit_all_gathers = 7 }, "buffers: 1 for the root, 5 for others\n" },
         { { .wrap_blocks = 1, .shards = 4, .offload = OFFLOAD_OPTIMIZER }, "1/4 of everything, all but parameters on the host" },
         { { .wrap_blocks = 2, .shards = 4, .limit_all_gathers = 2 }, "sharding full by 2 blocks:" },
         { { .wrap_blocks = 1, .wrap_halves = 1, .shards = 4, .limit_all_gathers = 2 }, "sharding full by half a block:" },
         { { .shards = 2, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "sharding hybrid by model: each rank keeps 1/2" },
-        { { .shards = 2, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "room for the root and 0 more\nreplicas   2, of 2 ranks each\n" },
+        { { .shards = 2, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "buffers: 1 for the root, 0 for others\nreplicas   2, of 2 ranks each\n" },
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         Sharding options = cases[i].options;

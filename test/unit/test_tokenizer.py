@@ -211,7 +211,7 @@ def test_a_broken_vocabulary_is_refused(encode, small, tmp_path, old, new, says)
     ("xyz l\n", 'line 1: "xyz" is not in the vocabulary'), (" l\n", 'line 1: "" is not in the vocabulary'),
     ("h \n", 'line 1: "" is not in the vocabulary'), ("h e\r\n", "line 1 ends in CR LF"),
     ("#version: 0.2\r\nh e\r\n", "line 1 ends in CR LF"), ("h e\nl l\r", "line 2 ends in CR LF"),
-    ("h e\nl l\nh e\n", 'line 3: "h e" was there before'), ("\udcff e\n", "is not in the vocabulary"),
+    ("h e\nl l\nh e\n", 'line 3: "h e" is a duplicate'), ("\udcff e\n", "is not in the vocabulary"),
     ("h \udcc4\n", "is not in the vocabulary"), ("", "its 0 merges do not make 6 of"), (None, "No such file"),
     ("h e\nl l\nhe ll\nhell o\no r\n", "make 1 of the vocabulary's tokens, the first of them token 259")], # without the fourth
     ids=repr)

@@ -1,18 +1,17 @@
 /*
-comm_bench - how fast the collectives of llmc/comm/comm.h are, and whether they are right: what nccl-tests does for NCCL, with its
-options and its columns, for every backend that a program can run on.
+comm_bench - measures and checks the collectives of llmc/comm/comm.h on every backend, with the options and columns of nccl-tests.
 
     make build/comm_bench && mpirun -np 4 build/comm_bench --op all -b 8 -e 64M -f 2
-    ... --allreduce ring       all-reduce by llmc/comm/ring.h; --allreduce library: by MPI_Iallreduce; default: in rank order
+    ... --allreduce ring       all-reduce with llmc/comm/ring.h; library: with MPI_Iallreduce; by default in rank order
     ... --json links.json      also writes the latency and the bandwidth that fit the sweep
 
-All collectives share one loop: a row of `collectives` says what a collective reads and writes, and so which numbers must come out,
-and how its bandwidth is counted. dev/kernels/comm/README.md says what the columns mean and derives the factors of bus bandwidth.
-This is also the test of the collectives' results: test/tools/test_comm_bench.py runs it on CPUs,
+All collectives share one loop. A row of the table `collectives` describes the buffers of a collective, from which its expected
+results follow, and its bandwidth. dev/kernels/comm/README.md explains the columns and derives the factors of bus bandwidth.
+This program is also the test of the collectives' results: test/tools/test_comm_bench.py runs it on CPUs, and
 test/kernels/test_gpu_comm.py on GPUs.
 */
 #if defined(CUDA_EMULATOR) || defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define COMM_PIECE (1 << 14) // they are slow, so that few numbers must be several pieces
+#define COMM_PIECE (1 << 14) // these builds are slow, so a few numbers must already form several pieces
 #define NCCL_PIECE (1 << 14)
 #endif
 #include "../../../llmc/comm/comm.h"
@@ -27,7 +26,7 @@ test/kernels/test_gpu_comm.py on GPUs.
 typedef struct {
     int op, type;                            // index of `collectives`, or ALL_COLLECTIVES; a CommType, or ALL_TYPES
     const char *min_text, *max_text, *step_text;
-    size_t min_bytes, max_bytes, step_bytes; // the same, parsed
+    size_t min_bytes, max_bytes, step_bytes; // the three texts, parsed
     double factor;
     long long iters, warmup, check, root, groups;
     int on_host;
@@ -46,14 +45,14 @@ static void options_bench(OptionTable* t, BenchOptions* o) {
     option_text(t, "maxbytes", &o->max_text, "SIZE", "largest size in bytes");
     option_float(t, "stepfactor", &o->factor, 1.01, 1e6, "factor from one size to the next");
     option_text(t, "stepbytes", &o->step_text, "SIZE", "bytes from one size to the next; '': --stepfactor is used");
-    // times of operations must not be asked for between timed ones: llmc/comm/ first has COMM_WAITED_CAPACITY of them
+    // fewer than COMM_WAITED_CAPACITY, so that llmc/comm/ need not collect times between the timed operations
     option_int(t, "iters", &o->iters, 1, 1000, "timed operations per size");
     option_int(t, "warmup_iters", &o->warmup, 0, 1000, "operations before the timed ones, per size");
     option_int(t, "check", &o->check, 0, 1000, "operations after the timed ones, per size, with every number checked");
     option_choice(t, "datatype", &o->type, "fp32|bf16|fp16|fp64|byte|all", // as CommType
                   "the type of the elements; bytes are not added");
     option_int(t, "root", &o->root, -1, MAX_RANKS, "the rank that broadcasts; -1: one after another");
-    for (int i = 0; i < t->count; i++) t->specs[i].letter = "obefinwcdr"[i]; // those of nccl-tests, and o
+    for (int i = 0; i < t->count; i++) t->specs[i].letter = "obefinwcdr"[i]; // the letters of nccl-tests, and o
     option_int(t, "groups", &o->groups, 1, MAX_RANKS,
                "communicators that work at once: rank r is in number r % groups");
     option_flag(t, "offload", &o->on_host,
@@ -100,7 +99,7 @@ typedef struct {
     size_t count;
     CommType type;
     int rank, N, root;
-    bool in_rank_order; // sums are
+    bool in_rank_order; // sums are added in rank order
     uint64_t seed;
 } Shape;
 
@@ -109,10 +108,9 @@ static double rounded(CommType t, double x) {
            : t == COMM_BF16 ? (double)float_from_bf16_bits(bf16_bits_from_float((float)x))
            : t == COMM_F16  ? (double)float_from_f16_bits(f16_bits_from_float((float)x)) : x;
 }
-// Returns element i of the input of rank q. Where sums are in rank order, these are numbers whose sum depends on the
-// order: of both signs, and of sizes that differ by a factor of 1000. Elsewhere at most 64 ranks have more than 0
-// there, and their sum is at most 255: every partial sum is a whole number that each type can hold, so results are
-// exact in any order of addition.
+// Returns element i of the input of rank q. If sums are in rank order, the sum of these numbers depends on the order: they have
+// both signs, and sizes that differ by a factor of 1000. Otherwise at most 64 ranks contribute more than 0, and the sum is at
+// most 255. Every partial sum is then an integer that each type represents, so results are exact in any order of addition.
 static double number(const Shape* s, int q, size_t i) {
     size_t ranks = (size_t)s->N, every = ceil_div(ranks, 64), highest = 255 / size_min(ranks, 64);
     uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u + (uint64_t)q * 0xd1b54a32d192ed03u + s->seed * 0x8cb92ba72f3d8dd7u;
@@ -133,10 +131,10 @@ static void element_set(char* p, size_t i, CommType t, double x) {
 typedef struct {
     CommKind kind;
     bool sums, has_root;
-    bool reads_parts, writes_parts;             // the input has N parts, else one; the output has
-    bool out_of_place, in_place;                // how comm.h can do it
-    CommOp (*run)(Comm* c, void* out, const void* in, size_t count, CommType type); // NULL: its buffer is both
-    int crossings; // how often N - 1 of N parts cross the busiest link (README.md); 0: the whole, once
+    bool reads_parts, writes_parts;             // the input or the output consists of N parts, not one
+    bool out_of_place, in_place;                // the forms that comm.h supports
+    CommOp (*run)(Comm* c, void* out, const void* in, size_t count, CommType type); // in is NULL if one buffer is both
+    int crossings; // times that N - 1 of N parts cross the busiest link (README.md); 0: the whole buffer crosses once
 } Collective;
 static const Collective collectives[] = {       // in the order of --op
     { COMM_ALL_REDUCE, true, false, false, false, false, true, NULL, 2 },
@@ -147,8 +145,8 @@ static const Collective collectives[] = {       // in the order of --op
 };
 enum { ALL_COLLECTIVES = sizeof collectives / sizeof collectives[0], ALL_TYPES = COMM_BYTE + 1 };
 
-// Element i of the result: one rank's number, or the sum of all ranks' in their order, in fp32 (fp64: in double). Of an
-// input that has parts it is in this rank's.
+// Returns element i of the result: the number of one rank, or the sum over all ranks in their order, in fp32 (fp64: in double).
+// If the input consists of parts, the element is in this rank's part.
 static double expected_number(const Collective* k, const Shape* s, size_t i) {
     size_t at = (k->reads_parts ? (size_t)s->rank * s->count : 0) + (k->writes_parts ? i % s->count : i);
     if (!k->sums) return number(s, k->writes_parts ? (int)(i / s->count) : s->root, at);
@@ -168,20 +166,20 @@ static double bus_factor(const Collective* k, int N) { return k->crossings ? (do
 
 // ---- one measurement ----
 enum { DEVICE_FIRST, DEVICE_SECOND, HOST, MEMORIES };
-enum { SPARE = 16 }; // bytes behind the longest buffer that nobody may touch
+enum { SPARE = 16 }; // bytes behind the longest buffer, which must not change
 typedef struct {
     BenchOptions o;
-    Comm world, part;       // part: where there are several groups, this rank's
-    Comm* comm;             // which of them operates
+    Comm world, part;       // part: this rank's group, if there are several
+    Comm* comm;             // the one that is measured
     Control control;
     Fault fault;
-    char* memory[MEMORIES]; // (max_bytes + SPARE) owned; HOST only with --offload. In place, all is in the first
+    char* memory[MEMORIES]; // (max_bytes + SPARE) owned; HOST only with --offload. In place, the first contains both
     char* host;             // (max_bytes + SPARE) owned
-    long long line;         // of the table, from 1
-    const char* unfit;      // a collective whose times gave no latency and bandwidth; NULL: there is none
+    long long line;         // number of the table's line, from 1
+    const char* unfit;      // a collective whose times gave no latency and bandwidth, or NULL
 } Bench;
 typedef struct {
-    char *in, *out, *scratch; // views; scratch (count) may become anything
+    char *in, *out, *scratch; // views; scratch (count) may be overwritten
     size_t in_elements, out_elements;
 } Buffers;
 
@@ -193,7 +191,7 @@ static Buffers buffers_of(const Bench* b, const Collective* k, const Shape* s, b
     size_t mine = (size_t)s->rank * s->count * comm_type_size(s->type), parts = (size_t)s->N;
     Buffers x = { b->memory[DEVICE_FIRST], b->memory[DEVICE_SECOND], NULL,
                   s->count * (k->reads_parts ? parts : 1), s->count * (k->writes_parts ? parts : 1) };
-    if (in_place) { // one is all of the memory, the other this rank's part of it
+    if (in_place) { // one is the whole buffer, the other this rank's part of it
         x.out = x.in + (k->reads_parts ? mine : 0);
         x.in += k->writes_parts ? mine : 0;
     } else if (b->o.on_host && k->reads_parts) {
@@ -209,12 +207,11 @@ static size_t bytes_used(const Buffers* x, CommType t) {
 static void put(const Bench* b, char* to, size_t bytes) {
     if (is_offloaded(to)) memcpy(to, b->host, bytes);
     else host_to_device(to, b->host, bytes);
-    device_synchronize(); // host is read
+    device_synchronize(); // the copy reads host
 }
-// What fills all bytes that are no input: as a number it is none of those above, and other ranks have another one.
+// Returns the filler of all bytes outside of the input: as a number it equals no input, and it differs by rank.
 static int filler(const Bench* b) { return 0x5a + b->world.rank % 8; }
-// Fills the input with its numbers, of which the first has the wrong sign if `flips`, and everything else with the
-// filler.
+// Fills the input with its numbers, and everything else with the filler. `flips` gives the first number the wrong sign.
 static void fill(const Bench* b, const Shape* s, const Buffers* x, bool flips) {
     size_t size = comm_type_size(s->type);
     memset(b->host, filler(b), bytes_used(x, s->type));
@@ -224,7 +221,7 @@ static void fill(const Bench* b, const Shape* s, const Buffers* x, bool flips) {
     put(b, x->in, x->in_elements * size);
 }
 
-// Returns the seconds of one operation, the mean over ranks. Operations follow one another as fast as the backend takes them, without a wait between.
+// Returns the seconds of one operation, the mean over ranks. Operations follow one another without a wait between them.
 static double time_operations(Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
     for (long long i = 0; i < b->o.warmup; i++) comm_wait(b->comm, run(k, b->comm, x->out, x->in, s));
     comm_barrier(&b->world);
@@ -236,18 +233,18 @@ static double time_operations(Bench* b, const Collective* k, const Shape* s, con
     return comm_host_sum(&b->world, seconds) / b->world.size;
 }
 
-// Where element `there` of an array that begins at `begin` lies: at which of its elements; far beyond its end if it
-// lies elsewhere.
+// Returns the index of the address `there` in an array that begins at `begin`, or a number far beyond its end if the address is
+// elsewhere.
 static size_t element_of(const char* begin, const char* there, size_t size) {
     return ((uintptr_t)there - (uintptr_t)begin) / size;
 }
 
-// Returns the number of elements that are not, bit for bit, what they must be: of the output; of the input, which must
-// be as it was; and of what lies around and behind both.
+// Returns the number of elements with wrong bits: of the output, of the input, which must be unchanged, and of the memory around
+// and behind both.
 static long long count_wrong(const Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
     size_t size = comm_type_size(s->type), bytes = bytes_used(x, s->type);
     long long wrong = 0;
-    device_synchronize(); // what lies on the host is there
+    device_synchronize(); // results in host memory are complete
     for (int m = 0; m < MEMORIES; m++) {
         if (b->memory[m] == NULL) continue;
         if (m == HOST) memcpy(b->host, b->memory[m], bytes);
@@ -265,7 +262,7 @@ static long long count_wrong(const Bench* b, const Collective* k, const Shape* s
     return wrong;
 }
 
-// Returns the sum of all ranks' wrong elements. Each group has numbers of its own.
+// Returns the number of wrong elements over all ranks. Each group uses its own numbers.
 static long long check_operations(Bench* b, const Collective* k, Shape s, const Buffers* x) {
     long long wrong = 0;
     int rank = b->world.rank;
@@ -355,7 +352,7 @@ static void bench_mpi(Bench* b, const Collective* k, const Shape* s, double ours
     printf("  %9.2f %8.2f", 1e6 * mpi, ours / mpi);
 }
 
-// Measures one half of a line of the table, if the collective has it. Returns the seconds of one operation, else 0.
+// Measures one half of a line of the table, if the collective supports it. Returns the seconds of one operation, or 0.
 static double bench_half(Bench* b, const Collective* k, const Shape* s, bool in_place, double bytes, Totals* t) {
     if (!works(b, k, in_place)) {
         printf("  %9s %8s %8s %6s", "N/A", "N/A", "N/A", "N/A");
@@ -387,7 +384,7 @@ static bool is_in_rank_order(const Bench* b) {
     return strcmp(comm_all_reduce_text(&b->world.world->options, over_mpi), "in rank order") == 0;
 }
 
-// If every rank has a part of a size, it is rounded down to whole elements per rank: as in nccl-tests it may become 0.
+// A size that is divided among the ranks is rounded down to whole elements per rank; as in nccl-tests it may become 0.
 static void bench_size(Bench* b, const Collective* k, CommType type, int root, size_t bytes, Totals* t) {
     const Comm* c = b->comm;
     int rank = b->world.rank;
@@ -407,7 +404,7 @@ static void bench_size(Bench* b, const Collective* k, CommType type, int root, s
     if (s.count > 0) fit_add(&t->fit, real_bytes, in_place > 0 ? in_place : out_of_place);
 }
 
-// Only one sweep over sizes has a latency and a bandwidth.
+// Latency and bandwidth are fitted only to a single sweep over sizes.
 static bool is_one_sweep(const BenchOptions* o) { return o->type != ALL_TYPES && o->root >= 0; }
 
 // Measures all roots and sizes.
@@ -440,7 +437,7 @@ static long long bench_collective(Bench* b, const Collective* k, json_t* links) 
                      works(b, k, true) ? "in" : "out of",
                      1e6 * alpha, 1e-9 * factor / beta);
     else b->unfit = name;
-    fflush(stdout); // if results are wrong, the first rank that ends also ends the others
+    fflush(stdout); // because with wrong results the first rank that ends also ends the others
     fit_free(&t.fit);
     if (fits && links)
         json_object_set_new(links, name, json_pack("{s:f, s:f, s:f}", "alpha", alpha, "beta", beta, "busbw", factor / beta));
@@ -449,7 +446,7 @@ static long long bench_collective(Bench* b, const Collective* k, json_t* links) 
 
 // ---- the run ----
 
-// Prints which ranks take part: one line for each.
+// Prints a line for each rank that takes part.
 static void print_ranks(Bench* b) {
     enum { LINE = 192 };
     Comm* c = &b->world;
@@ -510,7 +507,7 @@ static void write_links(const Bench* b, FILE* file, json_t* links) {
     json_decref(root);
 }
 
-// Which machine this is, whatever its name in a container; 0: unknown.
+// Returns a number that identifies the machine, even if containers have the same name, or 0 if it is unknown.
 static double machine_number(void) {
     unsigned number = 0;
     FILE* file = fopen("/proc/sys/kernel/random/boot_id", "r");
@@ -519,7 +516,7 @@ static double machine_number(void) {
     fclose(file);
     return number;
 }
-// Seconds of the cores of rank 0's machine, on rank 0: what any rank used there was not used by others.
+// On rank 0, returns the core seconds of its machine. Time used by any rank there was not used by other programs.
 static CoreSeconds seconds_of_ranks(Bench* b) {
     CoreSeconds s = core_seconds();
     double here = machine_number(), first = comm_host_sum(&b->world, b->world.rank == 0 ? here : 0);
@@ -532,7 +529,7 @@ int main(int argc, char** argv) {
     long long wrong = 0;
     bench_start(&b, argc, argv);
     bool wants_json = b.o.json[0] != '\0';
-    // now, so that a typo shows before the measuring
+    // early, so that a typo shows before the measurement
     FILE* file = wants_json && b.world.rank == 0 ? fopen(b.o.json, "w") : NULL;
     require(file || !wants_json || b.world.rank > 0, "--json %s: cannot be opened for writing: %s", b.o.json,
             strerror(errno));

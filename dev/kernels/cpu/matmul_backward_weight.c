@@ -1,14 +1,14 @@
 /*
-matmul_backward_weight.c - the gradients of a linear layer's parameters, in several ways. forward: out (N,OC) = inp (N,C) w^T +
-bias, with w (OC,C). So
+matmul_backward_weight.c - the gradients of a linear layer's parameters, in several variants. Forward is out (N,OC) =
+inp (N,C) w^T + bias, with w (OC,C). So
 
     dw (OC,C)  += dout^T (OC,N) inp (N,C)      sums over the N tokens
     dbias (OC) += the column sums of dout
 
-Everywhere else threads share the tokens. Here the sums are over the tokens: a thread that has a token has a part of every result.
-Either each thread has a dw of its own, or threads share the rows of dw instead. The += is also new. A step of several
-micro-batches adds up their gradients: a sum may begin with what is there. All variants here do so (GRAD_ADD). For the first
-micro-batch of a step llmc/ is told GRAD_SET and begins with 0, so that dw need not be cleared.
+Everywhere else threads divide the tokens. These sums run over the tokens, so each token contributes to every result. Either
+each thread gets its own dw, or threads divide the rows of dw. The += is also new: a step of several micro-batches accumulates
+their gradients, so a sum may begin with the previous value. All variants in this file accumulate (GRAD_ADD). For the first
+micro-batch of a step llmc/ gets GRAD_SET and begins with 0, so that dw need not be cleared.
 */
 #include "tile.h"
 
@@ -31,8 +31,8 @@ static void make(Problem* p, Shape s) {
 // A sum of N = 512 terms in one chain is off by about sqrt(N) = 23 roundings of its value.
 
 // ---- 1: the formulas as they are printed ----
-// Every sum is a chain, and both of its operands jump, dout by OC numbers and inp by C: two cache lines come for two numbers.
-// The thread that has a row of dw also has an element of dbias.
+// Every sum is a chain, and both operands are strided, dout by OC numbers and inp by C, so each number costs a cache line. The
+// thread that computes a row of dw also computes an element of dbias.
 VARIANT(matmul_backward_weight_1_naive, "three loops, a sum as one chain", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC, N = (size_t)p->N;
     #pragma omp parallel for schedule(static)
@@ -49,10 +49,10 @@ VARIANT(matmul_backward_weight_1_naive, "three loops, a sum as one chain", 64) {
 }
 
 // ---- 2: threads share the tokens ----
-// As in forward. The loop over the sum is outside, so everything goes along memory: a token adds a multiple of its inp to each
-// row of dw. Each thread has a dw of its own, or two would add to one number at the same time. But each dw has to be cleared, and
-// added up at the end: memory and time grow with the threads. And all of a dw, more than the nearer caches hold, goes by for
-// every token.
+// As in forward. The loop over the sum is outside, so all accesses are contiguous: a token adds a multiple of its inp to each row
+// of dw. Each thread needs its own dw, because two must not add to one number at the same time. These copies have to be cleared and
+// added up at the end, so memory and time grow with the number of threads. And every token passes over a whole dw, which is larger
+// than the nearer caches.
 VARIANT(matmul_backward_weight_2_copies, "threads share tokens, each with its own dw", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC, threads = (size_t)omp_get_max_threads();
     device_zero(p->copies, threads * OC * C * sizeof(float));
@@ -72,10 +72,9 @@ VARIANT(matmul_backward_weight_2_copies, "threads share tokens, each with its ow
 }
 
 // ---- 3: threads share the rows of dw ----
-// A thread goes through all tokens, but adds only to its own rows: no copies. It adds to dw itself, and accumulation takes no
-// more than that. Each thread reads all of inp, which is small, and its own columns of dout. The order of a sum is that of the
-// tokens, so any number of threads gives the same bits. (No thread waits after a token: with schedule(static) a row is always the
-// same thread's.)
+// A thread goes through all tokens, but adds only to its own rows, so there are no copies, and accumulation costs nothing extra.
+// Each thread reads all of inp, which is small, and its own columns of dout. Sums are in the order of the tokens, so any number of
+// threads produces the same bits. (No thread waits after a token, because schedule(static) always gives a row to the same thread.)
 VARIANT(matmul_backward_weight_3_owners, "threads share the rows of dw", 64) {
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
     #pragma omp parallel
@@ -90,9 +89,9 @@ VARIANT(matmul_backward_weight_3_owners, "threads share the rows of dw", 64) {
 }
 
 // ---- 4: eight tokens at a time ----
-// A row of dw that is loaded gets the multiples of 8 tokens before it is stored, and their rows of inp stay in the nearest cache
-// while all rows of dw go by, an eighth as often as in 3. The bias has a loop of its own now: along rows of dout in strips of
-// columns, so that neighbours are added to neighbours.
+// A loaded row of dw receives the multiples of 8 tokens before it is stored. Their rows of inp stay in the nearest cache while all
+// rows of dw pass, an eighth as often as in 3. The bias now uses its own loop, along rows of dout in strips of columns, so that
+// neighbours are added to neighbours.
 static void add_bias(Problem* p) {
     const size_t strip = 256;
     size_t OC = (size_t)p->OC;
@@ -118,8 +117,8 @@ VARIANT(matmul_backward_weight_4_blocks, "the same, 8 tokens at a time", 64) {
 }
 
 // ---- 5: a tile of dw in registers ----
-// As in forward, but nothing has to be put into dw first: a tile begins with what is there. dout is read as it lies, the 6
-// numbers of a term side by side and the next term's a row further; a transposed copy costs what it gains.
+// As in forward, but dw needs no initialization, because a tile begins with its old values. dout is read in place: the 6 numbers of
+// a term are adjacent, and those of the next term follow a row later. A transposed copy would cost as much as it gains.
 VARIANT(matmul_backward_weight_5_tiles, "6 rows by 2 vectors of dw in registers", 64) {
     pack(p->scratch, p->inp, (size_t)p->N, (size_t)p->C);
     size_t C = (size_t)p->C, OC = (size_t)p->OC;
@@ -128,8 +127,8 @@ VARIANT(matmul_backward_weight_5_tiles, "6 rows by 2 vectors of dw in registers"
 }
 
 // ---- 6: llmc/'s ----
-// oneDNN's sgemm, which each thread calls for its own tile of dw, with beta = 1: it also begins with what is there. The bias is
-// summed in strips, as in 4, but first in sums of 64 rows each, which makes the errors smaller.
+// Each thread calls oneDNN's sgemm for its own tile of dw, with beta = 1, which begins with the old values as well. The bias is
+// summed in strips, as in 4, but first in groups of 64 rows, which makes the errors smaller.
 VARIANT(matmul_backward_weight_6_llmc, "oneDNN's sgemm", 64) {
     matmul_backward_weight(p->dw, p->dbias, p->dout, p->inp, p->N, p->C, p->OC, GRAD_ADD);
 }

@@ -1,13 +1,13 @@
-/* cpu/classifier.h - softmax and cross-entropy over the vocabulary, a row by one thread. */
+/* cpu/classifier.h - softmax and cross-entropy over the vocabulary; a thread computes whole rows. */
 #ifndef LLMC_CPU_CLASSIFIER_H
 #define LLMC_CPU_CLASSIFIER_H
 #include "math.h"
 #include "workspace.h"
 #include <float.h>
 
-// e (V) = exp(logits - their maximum), which keeps every exponential in [0, 1]; *max and the sum of e. A row of e stays
-// in the cache for what follows. A NaN or Inf among the logits makes the sum NaN, and so the loss: nothing hides it.
-// V may be 0; and where all logits are -Inf, each is a probability of 0 beside other parts of the vocabulary.
+// Sets e (V) = exp(logits - *max), which lies in [0, 1], and *max, the largest logit; returns the sum of e. The row e
+// stays in the cache for the next steps. A NaN or Inf among the logits makes the sum, and therefore the loss, NaN.
+// V may be 0. If all logits of this part of the vocabulary are -Inf, the other parts take all the probability.
 static float classifier_row_exp(float* e, float* max, const floatX* logits, int V) {
     float m = -FLT_MAX, sum = 0;
     #pragma omp simd reduction(max:m)
@@ -22,8 +22,8 @@ static float classifier_row_exp(float* e, float* max, const floatX* logits, int 
     return sum;
 }
 
-// A row (Vp) of logits becomes its gradient, 0 in the padding. e (V) and the sum as above;
-// target -1: it is in another part.
+// Replaces a row (Vp) of logits by its gradient, with 0 in the padding. e (V) and sum come from classifier_row_exp;
+// target is -1 if another part of the vocabulary contains it.
 static void classifier_row_gradient(floatX* row, const float* e, float sum, int target, float dloss, int V, int Vp) {
     // loss = log(sum) - logit[target], so dlogit = (e / sum - onehot) * dloss
     float scale = dloss / sum;
@@ -33,7 +33,7 @@ static void classifier_row_gradient(floatX* row, const float* e, float sum, int 
     memset(row + V, 0, (size_t)(Vp - V) * sizeof(floatX));
 }
 
-// gradients: logits, which become them; NULL: only the losses are wanted
+// gradients is logits, which they replace, or NULL to compute only the losses.
 static void classifier_rows_of(float* losses, const floatX* logits, floatX* gradients, const int* targets, float dloss,
                                int N, int V, int Vp) {
     #pragma omp parallel for schedule(static) num_threads(cpu_layers.threads)
@@ -68,10 +68,10 @@ void classifier_part_stats(float* stats, const floatX* logits, const int* target
     }
 }
 
-// Returns the loss of row i, and its maximum and sum over the whole vocabulary, from all (parts,N,3). A part's
-// exponentials are relative to its own maximum, so its sum is worth exp(that maximum - the whole's) as much.
+// Returns the loss of row i, and its maximum and sum over the whole vocabulary, from all (parts,N,3). The exponentials
+// of a part are relative to its own maximum, so its sum is scaled by exp(own maximum - maximum of all parts).
 static float classifier_row_of_parts(float* max, float* sum, const float* all, int i, int parts, int N) {
-    float m = -FLT_MAX, s = 0, target_logit = 0; // only one part has a target's logit that is not 0
+    float m = -FLT_MAX, s = 0, target_logit = 0; // is 0 in all parts but one
     const float* stats = all + 3 * (size_t)i;
     size_t part = 3 * (size_t)N;
     for (int q = 0; q < parts; q++) m = stats[q * part] > m ? stats[q * part] : m;
