@@ -2,7 +2,7 @@
 thread.h - threads on which no signal handler runs.
 
 A handler that interrupts a matrix product of oneDNN may damage memory, because the generated code points the stack
-pointer at its data (doc/02_ddp.md, "Signals"). So our threads, and those that MPI starts from them, block all signals
+pointer at its data (doc/reference/faults.md). So our threads, and those that MPI starts from them, block all signals
 except their own faults.
 */
 #ifndef LLMC_THREAD_H
