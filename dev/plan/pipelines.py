@@ -17,8 +17,7 @@ from dev.plan.steps import (StepTime, Timeline, abreast, block_flops, block_sent
 
 def message_seconds(plan, w):
     """Between two stages."""
-    nbytes = float(plan.tokens_of) * plan.shape.C * plan.X / (plan.t if plan.rows else 1)
-    return hop_seconds(plan, w, nbytes) if plan.p > 1 else 0
+    return hop_seconds(plan, w, plan.activation / (plan.t if plan.rows else 1)) if plan.p > 1 else 0
 
 
 def tied_group(plan, w):
