@@ -102,15 +102,19 @@ def last_words(text):
     return (error or last)[:150].replace("|", "/") or "it said nothing"
 
 
-def percent(a, b): return f"{100 * a / b:.1f} %" if b else "-"
 def ratio(a, b): return a / b if a and b else 0
-def parameters_of(L, C): return (50257 + 1024) * C + L * (12 * C + 13) * C + 2 * C
 
 
 class Tables:
-    """Results in Markdown: a table for each size, and the goals that are judged by it. A value is the median of all steps, of memory
-    the maximum; 0: it was not measured. A device has letter, titles of programs, heads of its own cells(), goals() and intro()."""
-    def __init__(self, d): self.d = d
+    """Results in Markdown: a table for each size, and the goals that are judged by it. A value is the median of all steps, of
+    memory the maximum; 0: it was not measured. A device says the letter of its sizes, heads, titles of programs, goals(), intro(),
+    batch(), and product(), the rate of a large product."""
+    model = "gpt2"
+
+    def __init__(self, d):
+        self.d = d
+        L, _, C = m.sizes_of(self.model)
+        self.parameters, self.attention = (50257 + 1024) * C + L * (12 * C + 13) * C + 2 * C, 6 * L * C
 
     def of(self, run, key, summary=m.median):
         values = [record[key] for record in self.d.rounds.get(run, {}).values() if key in record]
@@ -133,11 +137,29 @@ class Tables:
 
     def programs(self, size): return [name for name in self.titles if f"{name} {size}" in self.d.rounds]
 
+    def flops(self, T):
+        """Of a token: all parameters, without the vocabulary's padding, and attention's causal half."""
+        return 6 * self.parameters + self.attention * T
+
+    def tokens(self, name, size):
+        """A second."""
+        B, T = self.batch(name, size)
+        return 1e3 * ratio(B * T, self.ms(f"{name} {size}"))
+
+    def rate(self, name, size): return self.tokens(name, size) * self.flops(self.batch(name, size)[1])
+
     def row(self, name, size):
-        run = f"{name} {size}"
-        if (why := self.failure(run)) is not None: return [self.titles[name], f"failed: {why}", *[""] * (len(self.heads) + 2)]
-        return [self.titles[name], f"{self.tokens(name, size):.0f}", f"{self.ms(run):.2f}",
-                f"{self.of(run, 'ms', min):.1f} to {self.of(run, 'ms', max):.1f}", *self.cells(name, size)]
+        run, rate = f"{name} {size}", self.rate(name, size)
+        if (why := self.failure(run)) is not None: return [self.titles[name], f"failed: {why}", *[""] * (len(self.heads) - 1)]
+        def share(peak): return f"{100 * rate / peak:.1f} %" if peak else "-"
+        def most(key): return f"{1e-9 * x:.1f}" if (x := self.of(run, key, max)) else "-"
+        def median(key): return f"{x:.0f}" if (x := self.of(run, key)) else "-"
+        cells = {"tokens/s": f"{self.tokens(name, size):.0f}", "ms a step": f"{self.ms(run):.2f}",
+                 "from, to": f"{self.of(run, 'ms', min):.1f} to {self.of(run, 'ms', max):.1f}",
+                 "MFU": share(1e12 * self.of("peak", "sheet")), "of the product": share(self.product(name)),
+                 "GB by its own count": most("counted"), "GB by nvidia-smi": most("used"), "GB in RAM": most("rss"),
+                 "GB predicted": most("predicted"), "W": median("watts"), "MHz": median("mhz")}
+        return [self.titles[name], *map(cells.get, self.heads)]
 
     def judged(self, size):
         """goals() has what is compared, the value reached, the goal or None, and how the value is written."""
@@ -152,9 +174,9 @@ class Tables:
     def text(self):
         lines = [*self.intro()]
         for size in dict.fromkeys(int(run.split()[1]) for run in self.d.rounds if self.titles.keys() & {run.split()[0]}):
-            head, goals = [f"{self.letter}={size}", "tokens/s", "ms a step", "from, to", *self.heads], [*self.judged(size)]
-            lines += ["", m.table(head, *(self.row(name, size) for name in self.programs(size))).rstrip("\n")]
-            lines += [""] * bool(goals) + goals
+            goals = [*self.judged(size)]
+            table = m.table([f"{self.letter}={size}", *self.heads], *(self.row(name, size) for name in self.programs(size)))
+            lines += ["", table.rstrip("\n"), *[""] * bool(goals), *goals]
         for warning in *self.warnings(), self.d.busy("these figures"): lines += ["", warning] * bool(warning)
         if absent := self.d.header["absent"]: lines += ["", "Not measured:", "", *(f"- {why}" for why in absent)]
         return "\n".join(lines) + "\n"
@@ -162,29 +184,20 @@ class Tables:
 
 # ---- on a CPU ----
 class CpuTables(Tables):
-    letter, heads = "T", ("GFLOP/s", "of peak", "GB in RAM", "predicted", "counted")
+    letter, heads = "T", ("tokens/s", "ms a step", "from, to", "of the product", "GB in RAM", "GB predicted", "GB by its own count")
     titles = {"ours-fp32": "ours, fp32", "torch-fp32": "PyTorch, fp32", "llmc-fp32": "llm.c, fp32", "ours-bf16": "ours, bf16",
               "torch-bf16": "PyTorch, bf16"}
 
-    def tokens(self, name, T): return 4e3 * T / self.ms(f"{name} {T}")
+    def batch(self, name, T): return 4, T
     def memory(self, name, T, what="rss"): return self.of(f"{name} {T}", what, max) * 1e-9
-    def peak(self, name): return self.of("peak", "bf16" if "bf16" in name else "sgemm")
-
-    def rate(self, name, T):
-        """GFLOP/s: 6 FLOPs a parameter and token; at T=1024 also the causal half of attention's two (T,T) products: 6 L C T."""
-        return ratio(1e-6 * 4 * T * (6 * parameters_of(12, 768) + (6 * 12 * 768 * T if T == 1024 else 0)), self.ms(f"{name} {T}"))
-
-    def cells(self, name, T):
-        memory = [self.memory(name, T, what) for what in ("rss", "predicted", "counted")]
-        return [f"{self.rate(name, T):.0f}", percent(self.rate(name, T), self.peak(name)),
-                *(f"{gb:.2f}" if gb else "-" for gb in memory)]
+    def product(self, name): return 1e9 * self.of("peak", "bf16" if "bf16" in name else "sgemm")
 
     def goals(self, T):
         ours, times = f"ours-fp32 {T}", "{:.2f} times"
         if T == 64:
             yield "faster than PyTorch (eager, fused AdamW), fp32", self.faster(ours, "torch-fp32 64"), 1.5, times
             yield "faster than llm.c, fp32", self.faster(ours, "llmc-fp32 64"), 3.5, times
-            yield "of the fp32 matrix product's rate", ratio(100 * self.rate("ours-fp32", 64), self.peak("fp32")), 82, "{:.2f} %"
+            yield "of the fp32 matrix product's rate", ratio(100 * self.rate("ours-fp32", 64), self.product("fp32")), 82, "{:.2f} %"
             yield "bf16 faster than our fp32", self.faster("ours-bf16 64", ours), 1.5, times
             return
         predicted, counted, rss = (self.memory("ours-fp32", T, what) for what in ("predicted", "counted", "rss"))
@@ -195,10 +208,10 @@ class CpuTables(Tables):
         yield "less memory than PyTorch, fp32", ratio(self.memory("torch-fp32", T), rss), 1, times
 
     def intro(self):
-        h, bf16 = self.d.header, self.peak("bf16")
+        h, fp32, bf16 = self.d.header, *(1e-9 * self.product(precision) for precision in ("fp32", "bf16"))
         yield (f"GPT-2 124M, B=4, {h['threads']} threads. Medians; finished rounds: {h['finished']}, steps a round: {h['steps']}, "
                f"at T=1024: {(h['steps'] + 2) // 3}")
-        yield (f"This machine at best: {self.peak('fp32'):.0f} GFLOP/s in fp32, {f'{bf16:.0f} in bf16' if bf16 else 'no bf16'} "
+        yield (f"This machine at best: {fp32:.0f} GFLOP/s in fp32, {f'{bf16:.0f} in bf16' if bf16 else 'no bf16'} "
                f"(oneDNN, 2048-cubed); copying {self.of('peak', 'copy'):.0f} GB/s")
 
 
@@ -213,9 +226,7 @@ class Cpu(Bench):
         self.d.header |= {"steps": self.steps, "threads": len(os.sched_getaffinity(0)), "finished": 0, "absent": self.absent}
         self.tools = self.build / "bench"
         self.tools.mkdir(parents=True, exist_ok=True)
-        self.peak, self.llmc, tempfile.tempdir = self.tools / "peak", self.tools / "llmc", str(self.tools)
-        if not m.compiled("dev/kernels/peak.c", self.peak, "-std=c11 -O3 -march=native -ffp-contract=off -fopenmp"):
-            m.fail("dev/kernels/peak.c cannot be built; make doctor lists what is missing")
+        self.peak, self.llmc, tempfile.tempdir = m.peak_program(self.tools), self.tools / "llmc", str(self.tools)
         self.programs = [*CpuTables.titles]
         self.leave_out(torch=lambda: self.has_torch("import torch", ". python3 -m venv venv && venv/bin/pip install torch, then "
                                                     "PYTHON=venv/bin/python make bench"), llmc=self.has_llmc, bf16=self.has_bf16)

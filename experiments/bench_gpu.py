@@ -13,13 +13,12 @@ INPUTS     dev/kernels/inputs.c as a program, where there is no compiler
 BUILD      where our programs are (build/cuda-bf16): make DEVICE=cuda PRECISION=bf16 programs build/cuda-bf16/bench_layers
 
 llm.c has a row for each setting worth trying. PyTorch has two, because neither is what our programs do: fp32 weights under
-autocast, and bf16 with no master copy. MFU counts the same 6 N + 6 L C T FLOPs a token for every program (N: all parameters,
-without the vocabulary's padding; attention's causal half), over the data sheet's rate; the next column is the share of a large
-product's measured rate. Recomputed FLOPs do not count."""
+autocast, and bf16 with no master copy. MFU counts the same 6 N + 6 L C T FLOPs a token for every program, over the data sheet's
+rate; the next column is the share of a large product's measured rate. Recomputed FLOPs do not count."""
 import contextlib, os, re, subprocess
 from pathlib import Path
 import dev.lib as m
-from experiments.bench import Bench, Tables, parameters_of, percent
+from experiments.bench import Bench, Tables, ratio
 
 OPTIONS = dict(programs=[], model="gpt2", batch=[32], seq_len=1024, steps=20, llmc=os.environ.get("LLMC", ""),
                out="build/bench_gpu")
@@ -45,28 +44,14 @@ NAMES = ({name: f"ours{title}" for name, (*_, title) in OURS.items()} | {name: f
 
 class GpuTables(Tables):
     titles, letter = NAMES, "B"
-    heads = "MFU", "of the product", "GB by its own count", "GB by nvidia-smi", "W", "MHz"
+    heads = "tokens/s", "ms a step", "from, to", "MFU", "of the product", "GB by its own count", "GB by nvidia-smi", "W", "MHz"
 
     def __init__(self, d):
+        self.model, self.T = d.header["model"], d.header["T"]
         super().__init__(d)
-        self.model, self.T, (L, _, C) = d.header["model"], d.header["T"], m.sizes_of(d.header["model"])
-        self.parameters = parameters_of(L, C)
-        self.flops = 6 * self.parameters + 6 * L * C * self.T # a token
-        self.product, self.sheet = (self.of("peak", key) for key in ("product", "sheet"))
 
-    def tokens(self, name, B):
-        """A second."""
-        return 1e3 * B * self.T * (MICROS if name == "ours-accumulate" else 1) / self.ms(f"{name} {B}")
-
-    def rate(self, name, B):
-        """TFLOP/s."""
-        return 1e-12 * self.tokens(name, B) * self.flops
-
-    def cells(self, name, B):
-        run = f"{name} {B}"
-        memory, load = [self.of(run, key, max) for key in ("counted", "used")], [self.of(run, key) for key in ("watts", "mhz")]
-        return [*(percent(self.rate(name, B), peak) for peak in (self.sheet, self.product)),
-                *(f"{1e-9 * x:.1f}" if x else "-" for x in memory), *(f"{x:.0f}" if x else "-" for x in load)]
+    def batch(self, name, B): return B * (MICROS if name == "ours-accumulate" else 1), self.T
+    def product(self, _): return 1e12 * self.of("peak", "product")
 
     def best(self, prefix, B):
         """The fastest program whose name begins so, of those whose step is the same."""
@@ -79,17 +64,18 @@ class GpuTables(Tables):
             if us and (them := self.best(prefix, B)):
                 yield (f"{NAMES[us]} over {NAMES[them]}", self.faster(f"{us} {B}", f"{them} {B}"), goal if named else None,
                        "{:.3f} times as fast")
-        if us and self.model == "gpt2-xl" and self.sheet:
-            yield NAMES[us], 100 * self.rate(us, B) / self.sheet, 60, "{:.1f} % MFU"
+        if us and self.model == "gpt2-xl":
+            yield NAMES[us], ratio(1e-10 * self.rate(us, B), self.of("peak", "sheet")), 60, "{:.1f} % MFU"
 
     def intro(self):
         h = self.d.header
         yield (f"### {self.model} in {h.get('precision', 'bf16')}, T={self.T}: whole steps; rounds: {h['rounds']}"
                f"{h.get('stopped', '')}, steps a round: {h['steps']}{' (in the last call)' * h.get('added', False)}")
         yield ""
-        yield (f"{self.parameters} parameters, {self.flops:.4g} FLOPs a token. This GPU: a large product {self.product:.0f} "
-               f"TFLOP/s, {f'{self.sheet:.0f}' if self.sheet else 'not known'} by the data sheet; a copy "
-               f"{self.of('peak', 'copy'):.0f} GB/s.")
+        sheet, copy = self.of("peak", "sheet"), self.of("peak", "copy")
+        yield (f"{self.parameters} parameters, {self.flops(self.T):.4g} FLOPs a token. This GPU: a large product "
+               f"{1e-12 * self.product(''):.0f} TFLOP/s, {f'{sheet:.0f}' if sheet else 'not known'} by the data sheet; a copy "
+               f"{copy:.0f} GB/s.")
 
     def warnings(self):
         if not any(run.startswith("llmc") and self.ms(run) for run in self.d.rounds):
@@ -111,17 +97,16 @@ class Gpu(Bench):
         for old in [] if o.add else [*self.logs.glob("*.log"), *self.logs.glob("results.jsonl")]: old.unlink()
         for name in o.programs:
             if name not in NAMES: m.fail(f"--programs: there is no '{name}'; there are {' '.join(NAMES)}")
-        wanted = o.programs or [*self.usual(), *LLMC, *[*TORCH][:2]]
+        wanted = o.programs or [*[*OURS][:1 if o.model == "gpt2" else 4], *LLMC, *[*TORCH][:2]]
         self.programs, self.sizes, self.seconds = [name for name in NAMES if name in wanted], o.batch, seconds()
-        self.leave_out(llmc=self.has_llmc, torch=lambda: self.has_torch(
+        self.leave_out(fsdp=self.has_fsdp, llmc=self.has_llmc, torch=lambda: self.has_torch(
             "import torch; assert torch.cuda.is_available()", " that sees a GPU; PYTHON names another"))
         self.find_smi()
 
-    def usual(self):
-        if self.o.model == "gpt2": return ["ours"]
+    def has_fsdp(self):
         fsdp = f"{self.build}/train_gpt2_fsdp"
-        return [*OURS][:4 if self.is_there("FSDP on one rank", os.access(fsdp, os.X_OK), f"there is no {fsdp}, which needs MPI and "
-                                           "NCCL to be built") else 2]
+        return self.is_there("FSDP on one rank", os.access(fsdp, os.X_OK),
+                             f"there is no {fsdp}, which needs MPI and NCCL to be built")
 
     def has_llmc(self):
         """Whether it can be measured, with what it needs."""

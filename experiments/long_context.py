@@ -33,15 +33,13 @@ def measure(x):
 def short(d):
     return (f"After {d.value('long', 'steps')} steps the loss is {d.value('long', 'loss'):.2f} on four ranks that share "
             f"{d.option('long', '--seq-len')} tokens, and {d.value('short', 'loss'):.2f} where {d.option('short', '--seq-len')} "
-            "are "
-            f"seen; guessing has {GUESS:.2f}.")
+            f"are seen; guessing has {GUESS:.2f}.")
 
 
 def answer(d):
     yield short(d)
     yield (f"Each of the four has {int(d.option('long', '--seq-len')) // 4} tokens of a sequence, as the one rank has: what it "
-           "needs "
-           "to know has come from other ranks.")
+           "needs to know has come from other ranks.")
 
 
 def plot(d):

@@ -44,8 +44,7 @@ def short(d):
 def answer(d):
     for run in "optimizer", "host", "recomputed":
         yield (f"With {WORDS[run]} a rank keeps {d.size(run)} on the device, which is {percent(d.share(run, 'device', 'memory'))} "
-               "of "
-               f"{d.size('device')}, and {d.size(run, 'host')} on the host.{d.longer(run, 'device')}")
+               f"of {d.size('device')}, and {d.size(run, 'host')} on the host.{d.longer(run, 'device')}")
     if d.header["device"] == "cpu":
         yield ("This ran on a CPU, where host and device are the same memory: a copy between them stays within it, and the time of "
                "PCIe is missing.")

@@ -76,8 +76,7 @@ PLOT = "exposed, of the time that attention's exchange takes on the link", expos
 
 def short(d):
     return (f"By formula from {formula(d):.0f} tokens on. Less than half of its exchange is exposed from {half(d, exposed)}, and "
-            "by "
-            f"formula from {half(d, by_formula)}.")
+            f"by formula from {half(d, by_formula)}.")
 
 
 def bytes_only(d):
@@ -87,10 +86,8 @@ def bytes_only(d):
 
 def answer(d):
     yield (f"A rank computed {computes(d) / 1e9:.2g} GFLOP/s, and its link carries {carries(d) / 1e6:.3g} MB/s. So by formula a "
-           "ring of "
-           f"{RANKS} ranks hides its hops from {formula(d):.0f} tokens of a sequence on. Less than half of its exchange is "
-           "exposed from "
-           f"{half(d, exposed)}, and by formula from {half(d, by_formula)}.")
+           f"ring of {RANKS} ranks hides its hops from {formula(d):.0f} tokens of a sequence on. Less than half of its exchange is "
+           f"exposed from {half(d, exposed)}, and by formula from {half(d, by_formula)}.")
     for way in WAYS:
         shares = ", ".join(f"{percent(exposed(d, f'{way}-{T}'))} with {T}" for T in lengths(d))
         yield f"{way} exposes of the time that attention's exchange takes on the link: {shares} tokens."

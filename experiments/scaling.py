@@ -60,8 +60,7 @@ def answer(d):
     for program, title in PROGRAMS.items():
         found = ", ".join(f"{text} {percent(x)}" for text, x in parts(d, program))
         yield (f"{title} on two ranks reaches {times(gain(d, program))} times the tokens per second of one rank with the same "
-               "batch: "
-               f"an efficiency of {percent(gain(d, program)[0] / 2)}.")
+               f"batch: an efficiency of {percent(gain(d, program)[0] / 2)}.")
         yield (f"Its step is longer than half of one rank's by these parts, as shares of that half: {found}." if found else
                "No cause takes 1 % of half of one rank's step.")
         yield f"With the same batch on each rank it reaches {times(gain(d, program, 'weak'))} times."

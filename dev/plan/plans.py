@@ -1,4 +1,4 @@
-"""The options of build/plan, the run that they describe (a Plan), and what the training programs predict for it by their own formulas
+"""The options of build/plan, the run that they describe (a Plan), and the training programs' own predictions for it
 (llmc/run/predict.h). Every technique asks its program, built for the run's precision; fp16 takes bf16's sizes, except in
 train_gpt2_compress."""
 import functools, math, os, re
@@ -17,7 +17,8 @@ TECHNIQUES = {
     "ddp": Technique("ddp"), **{f"zero-{z}": Technique("zero", f"zero-stage={z}") for z in (1, 2, 3)},
     "fsdp": Technique("fsdp", "sharding shard-group reduce-dtype"), "zero++": Technique("zeropp", "sharding node-ranks"),
     "compress": Technique("compress", "compress bucket-mb rank"), "tp": Technique("tp", "tensor-parallel sequence-parallel", "t"),
-    "pp": Technique("pp", "pipeline-parallel schedule chunks split", "p"), "cp": Technique("cp", "context-parallel cp cp-balance", "c"),
+    "pp": Technique("pp", "pipeline-parallel schedule chunks split", "p"),
+    "cp": Technique("cp", "context-parallel cp cp-balance", "c"),
     "3d": Technique("3d", "mesh zero-stage sequence-parallel schedule chunks split", "tp")}
 ALWAYS = "ddp", "zero-1", "zero-2", "zero-3", "fsdp" # are shown
 KINDS = ("parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors")
@@ -28,27 +29,27 @@ MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES = 1 << 16, 4096 # limits of a step: wit
 
 OPTIONS = [ # "With --x": they need x
     "Model and batch",
-    text("model", "d4", "NAME", "gpt2*, gpt3-*, megatron-*, or dN: N layers, 64N channels, N heads; with --mesh all also llama*", "m"),
+    text("model", "d4", "NAME", "gpt2*, gpt3-*, megatron-*, dN (N layers, 64N channels, N heads); for --mesh all llama*", "m"),
     *SIZES,
     real("params", 0, 0, 1e15, "number of parameters, if no shape is known; 0: --model's"),
     choice("precision", "bf16", "fp32|bf16|fp16", "of parameters, gradients and activations"),
     whole("seq-len", 128, 1, 1 << 20, "tokens per sequence, T; default for a model given by name: its whole context", "t"),
     whole("batch-size", 16, 1, 1 << 20, "sequences per rank and micro-batch, B", "b"),
     whole("accumulation", 0, 0, MOST_MICRO_BATCHES, "micro-batches per step of a replica; 0: 1, or in a pipeline one per rank"),
-    whole("total-batch-size", 0, 0, 1e15, "tokens per step of all ranks; 0: --accumulation says it"),
-    choice("recompute", "none", "none|block|full", "for the times; bytes are of both; full: all of a block, as papers count"),
+    whole("total-batch-size", 0, 0, 1e15, "tokens per step of all ranks; 0: from --accumulation"),
+    choice("recompute", "none", "none|block|full", "for times (bytes are shown for both); full: all of a block, as papers count"),
     "Ranks, and how they divide the work (bytes of the first five techniques are always printed)",
     whole("ranks", 8, 1, MAX_RANKS, "number of ranks, N"),
     whole("tensor-parallel", 0, 0, MAX_RANKS, "neighbouring ranks that share a replica and a micro-batch; 0: 1, 2, 4 and 8"),
-    switch("sequence-parallel", "they also cut the rows of layernorms and of the residual stream"),
+    switch("sequence-parallel", "these ranks also cut the rows of layernorms and of the residual stream"),
     whole("pipeline-parallel", 0, 0, MAX_BLOCKS, "neighbouring ranks that each have some blocks of a replica; 0: 2, 4 and 8"),
-    choice("schedule", "1f1b", "|".join(SCHEDULES), "of one pipeline; not given: all four are compared"),
+    choice("schedule", "1f1b", "|".join(SCHEDULES), "a pipeline's schedule; omitted: all four are compared"),
     whole("chunks", 0, 0, MAX_BLOCKS, "parts of the model on each rank; 0: 2 if interleaved, else 1"),
     whole("context-parallel", 0, 0, MAX_RANKS, "neighbouring ranks that share each sequence and micro-batch; 0: 2, 4 and 8"),
-    choice("cp", "ulysses", "ulysses|allgather|ring", "what their attention exchanges; not given: all ways of one number"),
-    choice("cp-balance", "contiguous", "contiguous|zigzag", "which tokens of a sequence they have, with --cp allgather or ring"),
-    text("mesh", "", "dp=N,tp=N,pp=N|all", "only this mesh of train_gpt2_3d; all: search the best of --model on --ranks of --gpu"),
-    choice("sharding", "full", "full|grad-op|hybrid", "of fsdp: freed after each use; kept until backward; full in groups"),
+    choice("cp", "ulysses", "ulysses|allgather|ring", "how attention exchanges keys and values; omitted: all ways are compared"),
+    choice("cp-balance", "contiguous", "contiguous|zigzag", "how a sequence's tokens are assigned, with --cp allgather or ring"),
+    text("mesh", "", "dp=N,tp=N,pp=N|all", "only this mesh of train_gpt2_3d; all: search for the best on --gpu"),
+    choice("sharding", "full", "full|grad-op|hybrid", "fsdp: freed after each use, kept until backward, full in groups"),
     whole("shard-group", 0, 0, MAX_RANKS, "ranks that hold one replica of the model; with --sharding hybrid"),
     choice("reduce-dtype", "fp32", "fp32|model", "the precision in which fsdp's gradients are sent and added"),
     whole("node-ranks", 0, 0, MAX_RANKS, "also zero++: ranks of a node, as train_gpt2_zeropp's option of this name; 0: none"),
@@ -58,16 +59,16 @@ OPTIONS = [ # "With --x": they need x
     "With --pipeline-parallel or --mesh",
     text("split", "auto", "auto|N,N,...", "blocks of each part; auto: such that ranks take about equal times"),
     "With --mesh",
-    whole("zero-stage", 0, 0, 1, "what is sharded over dp, 0 nothing, 1 optimizer state"),
+    whole("zero-stage", 0, 0, 1, "shards over dp: 0 nothing, 1 optimizer state"),
     "With --compress",
     whole("rank", 4, 1, 1024, "rank of powersgd's matrices"),
     real("bucket-mb", 25, 1e-6, 1e6, "MiB of gradients per bucket"),
-    real("communication-ms", 0, 0, 1e9, "ms of summing all gradients whole; methods take by their bytes. 0: from the links"),
+    real("communication-ms", 0, 0, 1e9, "ms to sum all gradients uncompressed; methods scale by bytes. 0: from the links"),
     "Device",
-    text("gpu", "", "|".join(GPUS), "peak, memory and its bandwidth, links and nodes, where not given; '': none"),
-    switch("here", "this machine's CPU, of which python3 -m dev.plan.here has measured what --gpu says of others"),
+    text("gpu", "", "|".join(GPUS), "its peak, memory, bandwidth, links and nodes are defaults; '': none"),
+    switch("here", "this machine's CPU, as python3 -m dev.plan.here has measured it"),
     text("node", "", "NAME", f"machine: {', '.join(NODES)}; '': none"),
-    choice("device", "gpu", "gpu|cpu", "which program: NCCL or MPI, and how many logits it keeps"),
+    choice("device", "gpu", "gpu|cpu", "which build: it decides how many logits exist at a time"),
     real("memory", 0, 0, 1e9, "GB of a rank's device; 0: --gpu's, or several in the tables"),
     real("reserve", 2, 0, 1e6, "GB of it that a rank cannot use: context, NCCL, fragmentation"),
     real("peak-flops", 0, 0, 1e18, "dense FLOP/s of a rank's device; 0: an H100's, 989e12, fp32 67e12"),
@@ -76,7 +77,7 @@ OPTIONS = [ # "With --x": they need x
     real("memory-bandwidth", 0, 0, 1e15, "bytes/s of its memory, for AdamW's 28 bytes a parameter; 0: it takes no time"),
     "With --here",
     switch("cluster", "the cluster on this machine (dev/cluster)"),
-    text("measured", "", "FILE", f"what dev.plan.here wrote; '': {MEASURED[False]}, or {MEASURED[True]}"),
+    text("measured", "", "FILE", f"results of dev.plan.here; '': {MEASURED[False]}, or {MEASURED[True]}"),
     "Links",
     text("link", "nvlink", "NAME|FILE", f"inside a node: {', '.join(LINKS)}; FILE: from comm_bench --json"),
     whole("ranks-per-node", 8, 0, MAX_RANKS, "ranks in each node; 0: all are in one node"),
@@ -84,11 +85,11 @@ OPTIONS = [ # "With --x": they need x
     text("inter-link", "infiniband", "NAME|FILE", "the same between nodes"),
     whole("nics", 0, 0, MAX_RANKS, "network interfaces of each node; 0: one for each rank"),
     "Cost of a run",
-    real("tokens", 0, 0, 1e18, "of the whole run, which gives hours and GPU-hours; 0: no cost"),
+    real("tokens", 0, 0, 1e18, "tokens of the whole run, for hours and GPU-hours; 0: no cost"),
     "With --tokens",
-    real("price", 0, 0, 1e6, "of a GPU for an hour, in any currency; 0: none"),
+    real("price", 0, 0, 1e6, "price of a GPU-hour, in any currency; 0: none"),
     "Other questions, and how answers are printed",
-    switch("validate", "compare predictions with what others have published"),
+    switch("validate", "compare predictions with published results"),
     switch("json", "all tables as one JSON object, with all digits of bytes and seconds"),
 ]
 DEFAULTS = {option.name: option.default for option in OPTIONS if not isinstance(option, str)}
@@ -123,7 +124,8 @@ class Plan(SimpleNamespace):
 # ---- which options go together ----
 ONLY = { # a question, and all options that it takes
     "mesh all": "mesh model layers heads channels vocab-size json ranks gpu node reserve seq-len total-batch-size tokens price",
-    "params": "params master precision json ranks gpu node here cluster measured memory reserve", "validate": "validate reserve json"}
+    "params": "params master precision json ranks gpu node here cluster measured memory reserve",
+    "validate": "validate reserve json"}
 NEVER = {"here": "gpu node", "compute-ms": "peak-flops mfu", "total-batch-size": "accumulation", "mesh":
          "context-parallel cp cp-balance sharding shard-group reduce-dtype node-ranks compress tensor-parallel pipeline-parallel"}
 
@@ -205,8 +207,8 @@ def shape_of(o):
     require(o.model in SHAPES or 1 <= d <= MAX_BLOCKS,
             f"--model {o.model} is not known: dN with N from 1 to {MAX_BLOCKS}, {', '.join(SHAPES)}")
     s = SHAPES.get(o.model) or Shape(o.model, d, 64 * d, d, 257, 0)
-    require(o.mesh == "all" or not s.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no program"
-            " of this course has: only --mesh all plans it")
+    require(o.mesh == "all" or not s.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no "
+            "program of this course has: only --mesh all plans it")
     require(not s.llama or not (o.layers or o.heads or o.channels or o.vocab_size),
             f"--model {o.model}: --layers, --heads, --channels and --vocab-size are for models with GPT-2's blocks")
     s = s._replace(L=o.layers or s.L, NH=o.heads or s.NH, C=o.channels or s.C, V=o.vocab_size or s.V)
