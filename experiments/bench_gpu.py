@@ -25,7 +25,6 @@ OPTIONS = dict(programs=[], model="gpt2", batch=[32], seq_len=1024, steps=20, ll
 ROUNDS, FLAGS, LEAST, PLACEHOLDERS = 3, ("add",), {"steps": (1,)}, {"llmc": "PATH", "out": "DIR", "programs": "NAMES"}
 DEVICE, MORE, STARTS_RANKS, FOLDER, SHOWS_PARTS = "cuda", False, False, "", True
 MICROS = 32 # micro-batches of ours-accumulate's step: of 16 x 1024 tokens they are the 524288 that GPT-2 was trained with
-UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 WARMUP = 5
 # By name: the program and its options, and what a table says of them
 OURS = {"ours": ("single", "", ""), "ours-recompute": ("single", "--recompute block", ", --recompute block"),
@@ -184,7 +183,7 @@ def counted(log):
     GPU."""
     ours = re.findall(r"^step .*mem ([\d.]+) ([kMGT]?B)", log, re.M)
     llmc = re.findall(r"^device memory usage: (\d+) MiB", log, re.M)
-    return float(ours[-1][0]) * UNITS[ours[-1][1]] if ours else float(llmc[-1]) * 1048576 if llmc else 0
+    return float(ours[-1][0]) * m.UNITS[ours[-1][1]] if ours else float(llmc[-1]) * 1048576 if llmc else 0
 
 
 def check(o):

@@ -1,6 +1,6 @@
-"""--mesh all: tries every data, tensor and pipeline parallelism of the ranks with every stage of ZeRO, recomputation and size of a
-micro-batch. Meshes that do not divide or fit go last. Bytes are those of the program that would run it, if there is one; seconds
-are the mesh model's (mesh.py)."""
+"""--mesh all: tries every way to divide the ranks into data, tensor and pipeline parallelism, each with stages of ZeRO,
+recomputation and sizes of a micro-batch. Meshes that do not divide or fit go last. Bytes are those of the program that would run
+it, if there is one; seconds are the mesh model's (mesh.py)."""
 import itertools, math
 from collections import namedtuple
 from tool import format_bytes, require
