@@ -152,7 +152,7 @@ class Tables:
         run, rate = f"{name} {size}", self.rate(name, size)
         if (why := self.failure(run)) is not None: return [self.titles[name], f"failed: {why}", *[""] * (len(self.heads) - 1)]
         def share(peak): return f"{100 * rate / peak:.1f} %" if peak else "-"
-        def most(key): return f"{1e-9 * x:.1f}" if (x := self.of(run, key, max)) else "-"
+        def most(key): return f"{1e-9 * x:.2f}" if (x := self.of(run, key, max)) else "-"
         def median(key): return f"{x:.0f}" if (x := self.of(run, key)) else "-"
         cells = {"tokens/s": f"{self.tokens(name, size):.0f}", "ms a step": f"{self.ms(run):.2f}",
                  "from, to": f"{self.of(run, 'ms', min):.1f} to {self.of(run, 'ms', max):.1f}",

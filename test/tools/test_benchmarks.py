@@ -32,7 +32,7 @@ def test_medians_mfu_and_ratios_over_the_best_of_each_peer_stand_in_the_table(ta
     """The median of 20, 10, 40, 20 is 20: 409600 tokens/s, 329.0 TFLOP/s of 1000, and of 800. llm.c's best is 23 ms."""
     assert_says(table(KNOWN),
                 r"^124439808 parameters, 8.033e\+08 FLOPs a token. .* product 800 TFLOP/s, 1000 by the data sheet; a copy 3000 GB/s",
-                r"^\| ours \| 409600 \| 20.00 \| 10.0 to 40.0 \| 32.9 % \| 41.1 % \| 5.1 \| 6.4 \| 612 \| 1755 \|$",
+                r"^\| ours \| 409600 \| 20.00 \| 10.0 to 40.0 \| 32.9 % \| 41.1 % \| 5.10 \| 6.40 \| 612 \| 1755 \|$",
                 r"^\| llm.c -ge 0 -r 0 \| 273067 \| 30.00 \| 30.0 to 30.0 \| 21.9 % \| 27.4 % \| - \| - \| - \| - \|$",
                 "^- ours over llm.c -ge 2 -r 0: 1.150 times as fast. Goal 1.2: MISSED.$",
                 "^- ours over PyTorch, fp32 weights, autocast: 1.500 times as fast. Goal 1.3: reached.$",
@@ -119,11 +119,11 @@ def bench(tmp_path):
 
 def test_programs_are_measured_in_turns_llmc_in_all_settings(bench):
     run = bench(f"--rounds 2 --batch 2,4 --llmc {bench.place}/llm.c")
-    assert_says(run.out, r"^\| B=2 \|", r"^\| B=4 \|", r"^\| ours \| [0-9]* \| .*\| 12.3 \| 31.5 \| 99 \| 1980 \|$",
+    assert_says(run.out, r"^\| B=2 \|", r"^\| B=4 \|", r"^\| ours \| [0-9]* \| .*\| 12.30 \| 31.46 \| 99 \| 1980 \|$",
                 r"^\| ours, --recompute block \|",
-                r"^\| PyTorch, bf16, no master weights \| .* \| 20.2 \| 31.5 \| 99 \| 1980 \|$",
+                r"^\| PyTorch, bf16, no master weights \| .* \| 20.25 \| 31.46 \| 99 \| 1980 \|$",
                 r"^\| PyTorch, fp32 weights, autocast \|",
-                r"^\| llm.c -ge 2 -r 0 \| .* \| 8.0 \| 31.5 \| 99 \| 1980 \|$", "^- ours.* over llm.c -ge",
+                r"^\| llm.c -ge 2 -r 0 \| .* \| 8.00 \| 31.46 \| 99 \| 1980 \|$", "^- ours.* over llm.c -ge",
                 "^- ours.* over PyTorch, fp32 weights, ",
                 "^- llm.c with cuDNN: .* was built without", "^- FSDP on one rank: there is no")
     results = [json.loads(line) for line in (bench.place / "out/results.jsonl").read_text().splitlines()]
@@ -192,7 +192,7 @@ def test_bad_input_is_refused(bench):
 def test_our_own_program_is_measured(bench):
     (bench.place / "build/train_gpt2_single").unlink()
     (bench.place / "build/train_gpt2_single").symlink_to(ROOT / "build/train_gpt2_single")
-    assert_says(bench("--rounds 1 --batch 2", PYTHON="no-such-python").out, r"^\| ours \| [0-9]* \| .*\| 0.1( \| \S+){3} \|$")
+    assert_says(bench("--rounds 1 --batch 2", PYTHON="no-such-python").out, r"^\| ours \| [0-9]* \| .*\| 0.[01]\d( \| \S+){3} \|$")
 
 
 @pytest.mark.skipif(command("python3 -c", ["import torch"]).status != 0, reason="there is no PyTorch")

@@ -42,7 +42,7 @@ KNOWN = """peak sgemm 400; peak bf16 800; peak copy 40; ours-fp32 64 ms 700 500;
 ours-fp32 64 predicted 1.99e9; torch-fp32 64 ms 1000; llmc-fp32 64 ms 1500; ours-bf16 64 ms 250; ours-fp32 1024 ms 10000;
 ours-fp32 1024 rss 4e9; torch-fp32 1024 ms 20000; torch-fp32 1024 rss 1e10"""
 # 192.06 GFLOP in the median step of 500 ms: 384 GFLOP/s of 400
-REACHED = [r"ours, fp32 \| 512 \| 500.00 \| 400.0 to 700.0 \| 96.0 % \| 2.0 \| 2.0 \| - \|$", "faster than PyTorch.* 2.00 times. Goal 1.5: reached",
+REACHED = [r"ours, fp32 \| 512 \| 500.00 \| 400.0 to 700.0 \| 96.0 % \| 2.00 \| 1.99 \| - \|$", "faster than PyTorch.* 2.00 times. Goal 1.5: reached",
            "faster than llm.c.* 3.00 times. Goal 3.5: MISSED", "of the fp32 matrix product.* 96.02 %. Goal 82: reached",
            "bf16 faster.* 2.00 times", "FLOP/s over FLOP/s at T=64.* 0.86 times. Goal 1: MISSED",
            "less memory .* 2.50 times. Goal 1: reached"]
