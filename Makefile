@@ -163,7 +163,6 @@ cluster-down:
 bench:
 	+$(Q)$(CPU_MAKE) build/train_gpt2_single
 	+$(Q)$(CPU_MAKE) PRECISION=bf16 build/bf16/train_gpt2_single
-	+$(Q)$(if $(shell command -v mpicc),$(CPU_MAKE) build/train_gpt2_ddp build/train_gpt2_fsdp)
 	python3 -m experiments bench
 # Questions with scripts, results and pages (experiments/). It takes up to an hour, and leaves out what is done.
 experiments:

@@ -246,8 +246,7 @@ def show(d, o):
         if not variants[0].times: continue
         rates = [at_rate(variants, variants[0], rate) for rate in o.rates]
         print(f"\n**{of_size(size)}**: loss after equal **simulated** time, and the steps made in it. Bold: the lowest, and all "
-              "that it "
-              "does not beat with every seed.\n")
+              "that it does not beat with every seed.\n")
         d.print_table(*equal_time(variants, rates))
         if variants[0].links:
             print(f"\n**{of_size(size)}**: a step simulated, and a real one with `--emulate-link` (the share of it that waits)\n")

@@ -13,7 +13,6 @@ import dev.lib as m
 
 SEQUENCES = 16
 MESHES = "4x1x1 4x1x1z 1x4x1 1x4x1s 1x1x4 2x2x1 2x2x1z 2x1x2 1x2x2".split()
-UNITS = {"bytes": 1e-6, "B": 1e-6, "kB": 1e-3, "MB": 1, "GB": 1e3}
 KINDS = "parameters", "gradients", "optimizer state", "activations", "communication", "total"
 OPTIONS, ROUNDS, TRUST = dict(meshes=MESHES, steps=5), 3, "these times"
 PLACEHOLDERS = {"meshes": "4x1x1 1x2x2z ..."}
@@ -35,7 +34,8 @@ def kept(log):
     """MB of the rank that keeps most, by kind, from "memory of rank 0, most  predicted measured" and a line for each kind below
     it."""
     lines = re.search(r"^memory (?:of|per) rank.*measured\n((?: .*\n)*)", log, re.M)[1]
-    return {kind: float(x) * UNITS[unit] for kind, x, unit in re.findall(r"^ +(\D+?) +[\d.]+ \w+ +([\d.]+) (\w+)", lines, re.M)}
+    found = re.findall(r"^ +(\D+?) +[\d.]+ \w+ +([\d.]+) (\w+)", lines, re.M)
+    return {kind: float(x) * m.UNITS[unit] / 1e6 for kind, x, unit in found}
 
 
 def measure(x):

@@ -28,8 +28,8 @@ PLACEHOLDERS = {"table": "programs|tp|pp"}
 def most_memory(run):
     """Of the rank that keeps most. Where ranks differ metrics.jsonl has rank 0's bytes, and the log "98.8 MB to 103 MB per
     rank"."""
-    found = re.search(r"^memory .* to ([\d.]+) ([kMG])B per rank", run.log, re.M)
-    return float(found[1]) * {"k": 1e3, "M": 1e6, "G": 1e9}[found[2]] if found else run.last("mem_peak_bytes")
+    found = re.search(r"^memory .* to ([\d.]+) ([kMG]B) per rank", run.log, re.M)
+    return float(found[1]) * m.UNITS[found[2]] if found else run.last("mem_peak_bytes")
 
 
 def measure(x):

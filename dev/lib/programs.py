@@ -85,6 +85,13 @@ def compiled(source, binary, options):
     return ask(environ("CC", "cc"), options, source, "-o", [binary], environ("LDFLAGS", ""), "-ldnnl -lm") is not None
 
 
+def peak_program(folder):
+    """dev/kernels/peak.c, which measures what the processor and its memory can do, compiled into a folder."""
+    flags = "-std=c11 -O3 -march=native -ffp-contract=off -fopenmp"
+    if compiled("dev/kernels/peak.c", folder / "peak", flags): return folder / "peak"
+    fail("dev/kernels/peak.c cannot be built; make doctor lists what is missing")
+
+
 def failed(name, log):
     """Ends the script with the last words of a program."""
     note("\n".join(Path(log).read_text(errors="replace").splitlines()[-20:]))

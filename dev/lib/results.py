@@ -166,6 +166,9 @@ def picture(file, svg):
 
 
 # ---- numbers in words ----
+UNITS = {"bytes": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+
+
 def size(b):
     unit, by = next((unit, by) for unit, by in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1)) if b >= by or by == 1)
     x = b / by

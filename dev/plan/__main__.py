@@ -1,6 +1,6 @@
-"""plan - predicts what a model will need on a number of ranks, before anything is run. doc/plan.md has its questions, what they
-print, and what the models assume; GB are 1e9 bytes. plans.py describes a run and asks the programs for its bytes, steps.py and
-pipelines.py have its seconds, answers.py prints both."""
+"""plan - predicts the memory and time of a model on any number of ranks, before anything runs. doc/plan.md explains its questions,
+output and assumptions; GB are 1e9 bytes. plans.py describes a run and asks the programs for its bytes, steps.py and pipelines.py
+simulate its seconds, answers.py prints both."""
 from tool import dump_json
 from dev.plan import answers, plans, search, validate
 

@@ -1,9 +1,8 @@
-"""What build/plan answers: lines and tables to read, and the same numbers as JSON: bytes, seconds, shares of 1. An answer is
-(items, a function that makes the JSON), and an item is a line or a Table; show() prints both.
+"""build/plan's answers: lines and tables to read, and the same numbers as JSON, in bytes, seconds and shares of 1. An answer is
+(items, a function that makes the JSON); an item is a line or a Table, and show() prints both.
 
-The usual question compares techniques, numbers of ranks that share a replica of the model, schedules, and the ranks of a pipeline:
-their bytes, what fits, and the seconds of a step. Two others are --params and --compress all; search.py and validate.py have the
-rest."""
+The usual answer compares the memory and the step of techniques, numbers of ranks that share a replica, schedules, and the ranks of
+a pipeline. Others are those of --params and --compress all, and of search.py and validate.py."""
 import math
 from collections import namedtuple
 from tool import format_bytes, print_table
@@ -16,18 +15,19 @@ from dev.plan.shapes import bytes_of_states
 from dev.plan.steps import QUANTISE_BLOCK, flops_done, is_possible, step, unit_seconds
 
 CP_WAYS = [("ulysses", "contiguous"), *((how, balance) for how in ("allgather", "ring") for balance in ("contiguous", "zigzag"))]
-RARE = "workspace", "errors" # kinds that few ways have
+RARE = "workspace", "errors" # not shown if no way has any
 
 
-# ---- what is printed ----
-# columns: (heading, format, key of a row); rows: by key. "name" is the first column, and a row that has "why_not" has nothing else.
+# ---- tables ----
+# columns: (heading, format, key of a row); rows: dicts. "name" is the first column; "why_not" replaces all others.
 Table = namedtuple("Table", "title columns rows")
-# Heading, format, key of a row, and the techniques that have the column; none: all. B: bytes, ms: seconds as milliseconds.
+# Columns of tables of times, followed by the techniques that have them (none: all). B: bytes, ms: seconds in milliseconds.
 COLUMNS = (
     ("sent a step", "B", "sent_per_step"), ("of ddp's", ".1%", "sent_of_ddp"), ("errors", "B", "errors"),
     ("buffers", "B", "message_buffers"), ("compressing", "ms", "compressing", None), ("compute ms", "ms", "compute"),
-    ("tp", "ms", "tp", "3d"), ("uneven", "ms", "bubble", "cp"), ("bubble", "ms", "bubble", "pp", "3d"), ("of step", ".1%", "of_step", "pp"),
-    ("of work", ".1%", "of_work", "pp"), ("formula", "ms", "formula", "pp"), ("communication", "ms", "communication"),
+    ("tp", "ms", "tp", "3d"), ("uneven", "ms", "bubble", "cp"), ("bubble", "ms", "bubble", "pp", "3d"),
+    ("of step", ".1%", "of_step", "pp"), ("of work", ".1%", "of_work", "pp"), ("formula", "ms", "formula", "pp"),
+    ("communication", "ms", "communication"),
     ("exposed", "ms", "exposed"), ("step ms", "ms", "seconds"), ("of ddp's", ".2f", "step_of_ddp"),
     ("tokens/s", ".0f", "tokens_per_s"), ("efficiency", ".1%", "efficiency"),
     ("efficiency", ".1%", "efficiency_communication"), ("with exposed", ".1%", "efficiency_exposed"))
@@ -50,7 +50,7 @@ def cell(x, form):
 
 
 def show(items):
-    """Columns of which no row knows anything are left out."""
+    """Omits columns without a value."""
     for item in items:
         if isinstance(item, str):
             print(item)
@@ -64,7 +64,7 @@ def show(items):
 
 
 def cost_of(o, tokens_per_s, gpus):
-    """What a run of --tokens costs."""
+    """The cost of a run of --tokens."""
     if o.tokens == 0: return {}
     hours, watts = o.tokens / tokens_per_s / 3600, o.chip.watts if o.chip else 0
     return {"hours": hours, "gpu_hours": hours * gpus, "kwh": 1e-3 * watts * hours * gpus or math.nan,
@@ -72,14 +72,14 @@ def cost_of(o, tokens_per_s, gpus):
 
 
 def table_of_sizes(o, title, rows):
-    """Of the device that is asked for, or of nominal sizes. rows: {name: what of a size}"""
+    """For the given device, or for usual sizes of memory. rows: {name: function of a size}"""
     nominal = [(f"{gb} GB", 1e9 * gb) for gb in (24, 40, 80, 141)]
     sizes = [(o.room_of, room_of(o, o.N))] if o.chip or o.memory > 0 else nominal
     return Table(title, plain(name for name, _ in sizes),
                  [{"name": f"  {name}", **{size: of(room) for size, room in sizes}} for name, of in rows.items()])
 
 
-# ---- the ways that are compared ----
+# ---- ways to divide the work ----
 class Way(namedtuple("Way", "technique plan name")):
     def bytes(self, again=False): return bytes_of(self.plan.recomputed if again else self.plan.once, self.technique)
     def fits(self, room): return "yes" if self.bytes().total <= room else "recomputed" if self.bytes(True).total <= room else "no"
@@ -91,7 +91,7 @@ class Way(namedtuple("Way", "technique plan name")):
                 **{f"sent_along_{axis}": x for axis, x in own.along.items()}, "bytes": kept, "bytes_recomputed": again}
 
     def facts(self, is_one):
-        """A column: (name, bytes, or as text what is none). is_one: this is one rank of a pipeline, not the one that keeps most."""
+        """A column of (name, bytes or text). is_one: for this rank of a pipeline, not for the rank that keeps most."""
         plan, technique, said = self.plan, self.technique, self.json()
         of_pipeline, of_most = technique in ("pp", "3d"), technique == "pp" and not is_one
         if of_most:
@@ -103,7 +103,7 @@ class Way(namedtuple("Way", "technique plan name")):
         yield "  sent per step", sent_of_all(plan, technique) // plan.N
         for axis in ("tp", "pp", "dp") if technique == "3d" else ():
             yield f"    along {axis}", math.floor(said[f"sent_along_{axis}"] + 0.5)
-        if of_pipeline: yield "  activations at a time", str(slots(plan, own_rank(plan))) # interleaved: of one chunk
+        if of_pipeline: yield "  activations at a time", str(slots(plan, own_rank(plan))) # of one chunk, if interleaved
         if is_one: yield "  blocks", str(blocks_of(plan, plan.rank))
         if of_most:
             least = extreme_rank(plan.once, technique, False)
@@ -112,7 +112,7 @@ class Way(namedtuple("Way", "technique plan name")):
 
 
 def divide_batch(plan, technique, tokens):
-    """The plan with the micro-batches of a step of so many tokens (0: as they are), and why there are none, or too many to play."""
+    """The plan with as many micro-batches as a step of so many tokens needs (0: unchanged), and why there cannot be so many."""
     if tokens == 0: return plan, ""
     copies, most = plan.N // copy_ranks(plan, technique), PLAYED_MICRO_BATCHES if technique in ("pp", "3d") else MOST_MICRO_BATCHES
     rounds, rest = divmod(tokens, max(copies * plan.tokens_of, 1))
@@ -121,8 +121,9 @@ def divide_batch(plan, technique, tokens):
     return plan.but(accumulation=rounds), ""
 
 
-# Ways that share a table of bytes, below a line; None: no table. times: what their table of times is called; "": each way has one,
-# on more and more ranks. is_one: the table of bytes has the ranks of the first one's pipeline.
+# Ways that share a table of bytes below a line; None: no table. times: the title of their table of times; "": each way has a
+# table of its own, for growing numbers of ranks. is_one: the table of bytes has a column for each rank of the only way's
+# pipeline.
 Group = namedtuple("Group", "ways line times is_one", defaults=("", "", False))
 
 
@@ -153,7 +154,7 @@ def groups_of(o, plan):
              f"c ranks share each sequence, and {each}{how}"),
             ("pp", "p", o.p, o.compares, lambda p: [with_pipe(o, plan, p, schedule) for schedule in schedules],
              f"p ranks share a replica of the model, each with some of its blocks; {each}, {m} a step")):
-        # numbers of ranks that divide ranks and model; for one number that is asked for all ways, or if one is asked for that one
+        # the numbers that divide ranks and model, or all ways (or the given one) for the given number
         ways = []
         for n in [asked] if asked else (1, 2, 4, 8) if name == "tp" else (2, 4, 8):
             plans = [divide_batch(p, name, o.total_batch_size)[0] for p in plans_of(n)]
@@ -168,16 +169,16 @@ def micro_batches(plan): return f"{plan.accumulation} micro-batch{'' if plan.acc
 
 
 def ranks_of(group):
-    """Of the pipeline that is the group's only way."""
+    """The ranks of the group's only pipeline."""
     (name, plan, _), = group.ways
     return [Way(name, plan.but(rank=r), f"{'stage' if name == '3d' else 'rank'} {r}") for r in range(plan.p)]
 
 
 def bytes_items(group):
-    """Kinds that few ways have are left out where none has any."""
+    """The line, splits and table of a group."""
     ways, rows = group.ways, []
     if group.line: yield group.line
-    for p in {w.plan.p * w.plan.v: w.plan for w in ways if w.technique in ("pp", "3d")}.values(): # each split once
+    for p in {w.plan.p * w.plan.v: w.plan for w in ways if w.technique in ("pp", "3d")}.values(): # every split once
         own, even = split(p), split(p, "even")
         yield (f"split      {','.join(map(str, own['blocks']))}: ranks compute for {100 * own['efficiency']:.0f} % of the time"
                f" without a bubble; with equal numbers of blocks for {100 * even['efficiency']:.0f} %")
@@ -190,7 +191,7 @@ def bytes_items(group):
 
 # ---- tables of seconds ----
 class Clock:
-    """Seconds of ways. seconds: of a whole model on one rank."""
+    """Rows of times. seconds: of a whole model on one rank."""
     def __init__(self, o, plan):
         micro_batch = 1e-3 * o.compute_ms or flops_done(plan) * plan.B * plan.T / (o.peak_flops * o.mfu)
         self.o, self.network, self.seconds = o, network_of(plan), unit_seconds(plan, micro_batch)
@@ -198,7 +199,7 @@ class Clock:
     def step(self, plan, name): return (pipeline_step if name in ("pp", "3d") else step)(plan, name, self.network, self.seconds)
 
     def no_room(self, plan, name):
-        """Why a rank has too little; "": it has enough."""
+        """Why a rank has too little memory, or ""."""
         o, room, needs = self.o, room_of(self.o, plan.N), total_of(plan, name)
         if needs <= room: return ""
         text = f"does not fit: {format_bytes(needs)} of {o.room_of}" + (f", which {plan.N} ranks share" if o.shares_room else "")
@@ -206,7 +207,7 @@ class Clock:
         return text + f"; with --recompute block {format_bytes(recomputed)}" if recomputed <= room else text
 
     def row(self, technique, plan, name):
-        """NaN: not known."""
+        """A row of a table of times; NaN: unknown."""
         found = {"name": name, "ranks": plan.N}
         plan, why_not = divide_batch(plan, technique, self.o.total_batch_size)
         why_not = why_not or self.no_room(plan, technique)
@@ -218,14 +219,13 @@ class Clock:
         return found | {key: float(x) for key, x in (t._asdict() | more | cost_of(self.o, t.tokens_per_s, plan.N)).items()}
 
     def tables(self, group):
-        """Titles, techniques, rows. On more and more ranks: the fewest that a way can have, times powers of two up to 4096, and the
-        number asked for."""
+        """(title, technique, rows). Growing numbers of ranks are a way's fewest times powers of two, up to 4096, and --ranks."""
         if group.line is None: return
         if group.times:
             yield group.times, group.ways[0].technique, [self.row(*w[:2], w.name.removeprefix("tp ")) for w in group.ways]
             return
         for technique, plan, name in group.ways:
-            if name == "ddp" and group.line: continue # next to a method, and among others
+            if name == "ddp" and group.line: continue # it has a table already
             first = {"fsdp": plan.shard_group, "zero++": plan.node_ranks}.get(technique) or copy_ranks(plan, technique)
             numbers = {first << k for k in range(13) if first << k <= 4096} | ({plan.N} if plan.N % first == 0 else set())
             yield f"{name}  ranks", technique, [self.row(technique, plan.but(N=N), str(N)) for N in sorted(numbers)]
@@ -233,7 +233,8 @@ class Clock:
 
 def assumptions(o, plan, w):
     inside, between = (LINKS[name].what if name in LINKS else name for name in (o.link, o.inter_link))
-    compute = f"a micro-batch takes {o.compute_ms:.4g} ms" if o.compute_ms > 0 else f"{1e-12 * o.peak_flops:.4g} TFLOP/s x {o.mfu:.3g}"
+    compute = f"{1e-12 * o.peak_flops:.4g} TFLOP/s x {o.mfu:.3g}"
+    if o.compute_ms > 0: compute = f"a micro-batch takes {o.compute_ms:.4g} ms"
     yield (f"\ntimes of a step: {1e-9 * plan.shape.flops_per_token(plan.T):.4g} GFLOP per token, {compute}"
            f"{', blocks recomputed' * plan.again}{' in full' * (plan.recompute == 'full')}")
     text = f"links: {inside}"
@@ -277,9 +278,9 @@ def answer_model(o):
         "times": [{"table": title.split("  ")[0], "rows": rows} for title, _, rows in tables]}
 
 
-# ---- --params: bytes of a model of which only the number of parameters is known ----
+# ---- --params: bytes if only the number of parameters is known ----
 def answer_params(o):
-    """For the ranks of the ZeRO paper's table 1, and those that are asked for. Our fsdp's shards are always fp32."""
+    """For the numbers of ranks in the ZeRO paper's table 1 and --ranks. fsdp's shards are always fp32."""
     def state(name, N): return bytes_of_states(ALWAYS.index(name), N, o.precision != "fp32" and name != "fsdp", o.master == "on")
     def fits(each): return lambda room: f"{'yes' if each <= room else 'no'} {o.params * room / each / 1e9:.3g} B"
     def gb(x): return f"{1e-9 * x:.{2 if x < 1e11 else 1}f}"
@@ -298,7 +299,7 @@ def answer_params(o):
 
 # ---- --compress all: every method next to train_gpt2_ddp, and its traffic on more ranks ----
 def method_row(clock, plan, method):
-    """The traffic and memory of a method. Neither efficiency counts the time of compressing, which is part of the step."""
+    """Neither efficiency counts the time of compressing, although the step does."""
     way, name = plan.but(method=method), "ddp" if method == "none" else "compress"
     if not is_possible(way): return {"method": method, "possible": False}
     b, t, buffers = bytes_of(way, name), clock.step(way, name), bytes_of(plan, "ddp").memory.get("communication", 0)
@@ -310,8 +311,8 @@ def method_row(clock, plan, method):
 
 
 def answer_methods(o):
-    """And the bytes that a rank sends for each element of a large matrix. In PyTorch's quantization_pertensor_hook every rank
-    gathers all ranks' gradients in int8 (torch/distributed/algorithms/ddp_comm_hooks/quantization_hooks.py)."""
+    """Also the bytes that a rank sends per element of a large matrix. In PyTorch's quantization_pertensor_hook every rank gathers
+    all ranks' gradients in int8 (torch/distributed/algorithms/ddp_comm_hooks/quantization_hooks.py)."""
     plan, clock = plan_and_clock(o)
     found = [method_row(clock, plan, method) for method in METHODS]
     given = f", and summing all gradients {o.communication_ms:.4g} ms" if o.communication_ms > 0 else ""

@@ -1,11 +1,10 @@
-"""here - measures this machine, or with --cluster the cluster that runs on it (dev/cluster), for build/plan --here: what each of
-N ranks can compute and copy, and the links between them.
+"""here - measures this machine, or with --cluster the cluster that runs on it (dev/cluster), for build/plan --here: how fast each
+of N ranks computes and copies, and the links between them.
 
-The ranks are processes with one thread each, as those that train. They measure at the same time, because they share caches, memory,
-and if they outnumber the cores also these; of their results the least counts, because a step waits for the slowest rank. GFLOP/s
-are those of fp32 products, GB/s those of copies (read and written). What training reaches of both is a step of train_gpt2_single,
-of a small model where none is given. Links are what build/comm_bench fits to a sweep: that of all ranks and, if a node has several,
-that inside a node.
+The ranks are processes with one thread each, like those that train. They measure at the same time because they share caches, memory
+and perhaps cores. The slowest rank's result counts, because a step waits for it. GFLOP/s are those of fp32 products, GB/s those of
+copies (read and written); a step of train_gpt2_single, of a small model by default, shows how much of both training reaches.
+build/comm_bench fits the links to a sweep over all ranks and, if a node has several ranks, over those of a node.
 
 MPIRUN  how to start ranks (dev/on_ranks.sh)    CC  the compiler of dev/kernels/peak.c    CLUSTER  the cluster's folder
 All other options are those of train_gpt2_single."""
@@ -17,7 +16,7 @@ MODEL = "--model d4 --seq-len 128 --batch-size 4".split()
 
 
 def link(ranks, sweep, options=""):
-    """What build/comm_bench says of the link between so many ranks, from these sizes on."""
+    """build/comm_bench's fit of the link between so many ranks."""
     file, log, bench = m.work() / "link.json", m.work() / "log", m.need(f"{m.environ('BUILD', 'build')}/comm_bench")
     if m.execute(m.words([*m.launcher(ranks), bench], "--op all", sweep, options, "--json", file), log): m.failed(bench, log)
     return json.loads(file.read_text())
@@ -43,14 +42,14 @@ def step_of_one(copies, program, options, micro_batches):
 
 
 class Alone:
-    """What a micro-batch and an update take a rank beside others, from steps of one and of two micro-batches."""
+    """Times of a micro-batch and an update on a rank while others compute, from steps of one and of two micro-batches."""
     def __init__(self, copies, options, program=""):
         self.what, self.first, self.second = (copies, program or m.built("single"), options), [], []
         self.again()
 
     def again(self):
-        """Measures both; micro and update are ms of a micro-batch and of the rest of a step, by the least of these so far. (Where
-        other work makes two as quick as one, an update takes nothing.)"""
+        """Measures both. micro and update are ms of a micro-batch and of the rest of a step, from the fastest steps so far; the
+        update takes no time if other work made two micro-batches as quick as one."""
         now, self.run = step_of_one(*self.what, 1)
         self.first, self.second = self.first + [now], self.second + [step_of_one(*self.what, 2)[0]]
         a, b = min(self.first), min(self.second)
@@ -58,7 +57,7 @@ class Alone:
         self.update = max(a - self.micro, 1e-6)
 
     def rates(self):
-        """GFLOP/s, as build/plan counts a step's, and GB/s of an update, which moves 28 bytes for each parameter."""
+        """GFLOP/s, by build/plan's count for a step, and GB/s of an update, which moves 28 bytes per parameter."""
         about, B, T = self.run.about, self.run.shape["B"], self.run.shape["T"]
         flops = B * T * 6 * (about["parameters"] + about["layers"] * about["channels"] * T)
         elements = about["predicted_bytes"]["optimizer state"] / (8 if about["precision"] == "fp32" else 12)
@@ -66,7 +65,7 @@ class Alone:
 
 
 def on_cluster():
-    """Ranks are then started on the cluster: its nodes, and ranks on each."""
+    """Starts ranks on the cluster from now on; returns its nodes and the ranks of each."""
     os.environ["MPIRUN"] = "dev/cluster/run"
     hostfile = m.Path(m.environ("CLUSTER", "build/cluster")) / "hostfile"
     if not hostfile.exists(): m.fail("there is no cluster: make cluster NODES=4 makes one")
@@ -75,10 +74,8 @@ def on_cluster():
 
 
 def measured(ranks, nodes=1, options=MODEL, comm="", alone=None):
-    """All of it, on so many nodes. comm: options of build/comm_bench; alone: what training reaches, if that is known."""
-    peak = m.work() / "peak"
-    if not m.compiled("dev/kernels/peak.c", peak, "-std=c11 -O3 -march=native -fopenmp"):
-        m.fail("dev/kernels/peak.c does not compile")
+    """All figures, on so many nodes. comm: options of build/comm_bench; alone: training's rates, if they are known."""
+    peak = m.peak_program(m.work())
     gflops, copy = (least(ranks, peak, what) for what in ("sgemm", "copy"))
     reached, update = (alone or Alone(ranks, options)).rates()
     found = {"gflops": gflops, "copy": copy, "mfu": reached / gflops, "update": update}

@@ -1,5 +1,5 @@
-"""The one table of rates: links, GPUs, and the machines in which they are sold; this machine or the cluster on it, as here.py has
-measured it; and the seconds of messages and collectives over links.
+"""All rates: of links, GPUs, the machines in which they are sold, and this machine or the cluster on it, as here.py has measured
+it; and the seconds of collectives.
 
 Links     busbw is what nccl-tests measure of large messages, of gathers and of all-reduces: a switch of NVLink 4 or 5 adds up,
           so that an all-reduce sends each byte once (NVLS). NVLink 4: NVIDIA/nccl-tests issues 212 and 290; NVLink 5: NVIDIA/nccl
@@ -26,8 +26,8 @@ MIB = 1048576
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = COLLECTIVES = "all-reduce", "reduce-scatter", "all-gather"
 
 
-# alpha: of each collective, seconds of a hop; busbw: bytes per second that a rank sends; of_node: between nodes measured with all
-# of a node's interfaces.
+# By collective: alpha, seconds of a hop; busbw, bytes per second that a rank sends. of_node: between nodes, all interfaces of a
+# node together.
 Link = namedtuple("Link", "what alpha busbw of_node", defaults=(False,))
 
 
@@ -45,9 +45,9 @@ LINKS = {name: link_of(*rates, what) for name, what, *rates in (
 
 class Gpu(namedtuple("Gpu", "name what peak16 peak32 products memory bandwidth watts link nic nics per_node mfu update",
                      defaults=(8, 1, 0))):
-    """FLOP/s; products: the share of the peak that large products reach (mesh.py); bytes, and bytes/s of memory; watts: the limit of
-    the whole device; links inside a node, and between nodes, names in LINKS or a file; interfaces and ranks of a node. Measured:
-    the share of its peak that a step reaches, bytes/s of its update."""
+    """FLOP/s; products: the share of the peak that large products reach (mesh.py); bytes and bytes/s of memory; watts: the limit
+    of the whole device; link, nic: inside a node and between nodes, in LINKS or a file; nics, per_node: interfaces and ranks of a
+    node. Measured: mfu, and bytes/s of an update."""
     def peak(self, precision): return self.peak32 if precision == "fp32" else self.peak16
 
 
@@ -81,8 +81,8 @@ def number_in(root, path, remedy, low, *keys):
     return x
 
 
-# crossing: if each of N ranks sends its part to every other, the g ranks of a node together send so many times a ring's bytes to
-# other nodes. hops, from node to node: NCCL and MPI add up in trees when latency dominates, and gather in rings.
+# crossing: if each of N ranks sends its part to every other, a node's g ranks send other nodes so many times a ring's bytes. hops,
+# from node to node: NCCL and MPI add up in trees when latency dominates, and gather in rings.
 def passes(collective): return 2 if collective == ALL_REDUCE else 1
 def crossing(g, N): return g * (N - g) / (N - 1)
 def hops(collective, n): return math.ceil(math.log2(n)) if collective == ALL_REDUCE else n - 1
@@ -90,8 +90,8 @@ def hops(collective, n): return math.ceil(math.log2(n)) if collective == ALL_RED
 
 @cache
 def open_link(name, inside=False):
-    """One of LINKS, or a file of comm_bench, measured on the ranks of one machine or of a cluster; a cluster with several ranks per
-    node also has numbers for the links inside one. The file's alpha is for a whole call, ours for a hop."""
+    """One of LINKS, or a file of comm_bench about one machine or a cluster; that of a cluster with several ranks per node also
+    has the links inside one. The file's alpha is that of a call, ours that of a hop."""
     if name in LINKS: return LINKS[name]
     remedy = f"--link and --inter-link want {', '.join(LINKS)} or a file that comm_bench --json wrote"
     root = read_json(name, remedy, object_pairs_hook=unique_keys)
@@ -104,12 +104,12 @@ def open_link(name, inside=False):
         steps = hops(what, ranks // g) if g else ranks - 1
         alpha[what] = number(0, "collectives", what, "alpha") / passes(what) / steps
         busbw[what] = number(1, "collectives", what, "busbw") * (1.0 if g == 0 or what == ALL_REDUCE else crossing(g, ranks))
-    return Link(name, alpha, busbw, True) # of a node's interfaces
+    return Link(name, alpha, busbw, True)
 
 
 def this_machine(path):
-    """Besides links, which --link reads as well, the file has numbers of each rank, measured while as many compute as will train:
-    GFLOP/s of large fp32 products; GB/s of memory, read and written; what a step of train_gpt2_single reaches of both."""
+    """The file also has rates of each rank while all compute: GFLOP/s of large fp32 products, GB/s of copies, and what a step of
+    train_gpt2_single reaches of both."""
     remedy = "let python3 -m dev.plan.here (with --cluster for a cluster) measure this machine"
     root = read_json(path, remedy)
     flops, copied, mfu, update = (number_in(root, path, remedy, 1e-3, key) for key in ("gflops", "copy", "mfu", "update"))
@@ -119,27 +119,27 @@ def this_machine(path):
 
 
 # ---- seconds ----
-# N ranks, at most per_node of them in a node; `sharing` such groups use a node's interfaces at the same time.
+# N ranks, at most per_node of them in a node; `sharing` groups use a node's interfaces at the same time.
 Group = namedtuple("Group", "N per_node sharing", defaults=(1,))
 
 
 class Network(namedtuple("Network", "inside between per_node nics direct sm_share", defaults=(0, 0, False, 0))):
-    """Links inside a node and between nodes; ranks of a node, 0 if all are in one, and its network interfaces. direct: gathers send
-    a message to each rank, as our programs over MPI do, else in rings; sm_share: what communication takes from a device's compute."""
+    """Links inside a node and between nodes; ranks of a node (0: all) and its interfaces. direct: gathers send a message to each
+    rank, as our programs over MPI do, instead of a ring; sm_share: the share of compute that communication takes."""
     def neighbours(self, N, t):
-        """t neighbours. If t does not divide a node's ranks, some of the groups are in two nodes, and the others wait for them."""
+        """t neighbours. If t does not divide a node's ranks, some groups are in two nodes, and the others wait for them."""
         g = self.per_node
         return Group(t, t - 1 if t < g < N and g % t != 0 else g if 0 < g < t else t)
 
     def apart(self, N, t, n=0):
-        """n of N ranks (0: N/t), each t ranks after the one before."""
+        """n of N ranks (0: N/t), t ranks apart."""
         node, n = self.per_node or N, n or N // t
         return Group(n, min(max(node // t, 1), n), min(t, node))
 
     def interfaces(self): return 1 if self.between.of_node else max(self.nics, 1)
 
     def seconds(self, collective, nbytes, g):
-        """Of a collective of a group: k (hops alpha + bytes (N-1)/N / busbw). nbytes: of its largest buffer."""
+        """A collective of a group takes k (hops alpha + bytes (N-1)/N / busbw). nbytes: of its largest buffer."""
         if g.N == 1: return 0
         nodes, busbw = ceil_div(g.N, g.per_node), self.inside.busbw[collective] if g.per_node > 1 else math.inf
         if nodes > 1:

@@ -1,59 +1,58 @@
-"""Bytes and seconds of any model on any mesh: data, tensor, context and pipeline parallelism together, ZeRO over data and context,
-on known GPUs. The other modules predict what this course's programs do, to the byte; this is for models and meshes that they do not
-have, so that published figures can be compared, and for the search of a mesh. Weights and activations have 16 bits, with an fp32 master copy.
+"""Bytes and seconds of any model on any mesh of known GPUs: data, tensor, context and pipeline parallelism, and ZeRO over data and
+context. The other modules predict this course's programs, to the byte. This one compares published figures of other models and
+programs, and times the search of a mesh. Weights and activations have 16 bits, with an fp32 master copy.
 
-Compute   A block's products take FLOPs / (peak x the share that large products reach); all else moves bytes, at the rate of copies.
-Pipeline  The slowest stage sets the pace; p-1 such times, divided by the chunks of a rank, are the bubble. The stages of this
-          course's programs take about equal times (split.h), so their bubble is a micro-batch's time in all stages but the
-          slowest.
-Data      The last micro-batch's backward pass hides dp's sums and reductions, and the next forward pass hides its gathers. If
-          parameters are sharded, every pass hides its own traffic. The rest is exposed, and so is the wait for the first block and
-          the root. Megatron's early versions hide nothing.
-Context   cp ranks, which are next after those of tp, share each sequence evenly, as in zigzag. Attention hides a ring's hops.
+Compute   A block's products take FLOPs / (peak x the share that large products reach); all else moves bytes as fast as copies.
+Pipeline  The slowest stage sets the pace; p-1 times that, divided by the chunks of a rank, is the bubble. This course's stages take
+          about equal times (split.h), so their bubble is a micro-batch's time in all stages but the slowest.
+Data      The last backward pass hides dp's sums and reductions, and the next forward pass its gathers. If parameters are sharded,
+          every pass hides its own traffic. The rest is exposed, and so is the wait for the first block and the root. Megatron's
+          early versions hide nothing.
+Context   cp ranks follow those of tp and share each sequence evenly, as in zigzag. Attention hides a ring's hops.
 """
 import math
 from collections import namedtuple
 from tool import ceil_div
 from dev.plan.machines import ALL_GATHER, ALL_REDUCE, network_of_gpu
 from dev.plan.plans import Plan, split
+from dev.plan.shapes import bytes_of_states
 
-# Activations that a block keeps: everything that its backward pass needs; the same without attention's (T,T) matrices, which are
-# computed again; half of the products' inputs (the other half and everything between products is computed again); only its input.
+# Activations that a block keeps for its backward pass: all; all but attention's (T,T) matrices; half of the products' inputs; only
+# the block's input. The others are computed again.
 ALL, SELECTED, HALF, INPUTS = "all", "selected", "operations", "inputs"
-# How a program computes, which its mesh does not say. flash: attention never stores its (T,T) matrices; hides_sums: of tensor
-# parallelism, behind dW; hides_data: dp's traffic, behind compute; passes: over memory outside products, 1 if kernels are fused and
-# there is no dropout; bytes of each gradient, in memory and in messages; of each logit of a micro-batch, with the gradient and
-# copies; gathers: blocks that are gathered at a time, if parameters are sharded; most_busbw: the limit, in bytes/s, that the
-# program itself puts on dp's gathers and sums; ours: this course's, whose stages take about equal times, and which does not
-# recompute the MLP's last product; products: how much faster than in 16 bits a block's are; attention: share of the peak of 16 bits
-# that it reaches, 0: that of large products; ring: cp's keys and values travel while attention computes, else all are gathered
-# before.
+# How a program computes. flash: attention never stores its (T,T) matrices; hides_sums: tensor parallelism's, behind dW; hides_data:
+# dp's traffic, behind compute; passes: over memory outside products, 1 if kernels are fused and there is no dropout; bytes of each
+# gradient, in memory and in messages; of each logit of a micro-batch, with the gradient and copies; gathers: blocks gathered at a
+# time, if parameters are sharded; most_busbw: the program's own limit, in bytes/s, on dp's gathers and sums; ours: this course's,
+# whose stages take about equal times and which does not recompute the MLP's last product; products: how much faster a block's are
+# than in 16 bits; attention: the share of the 16-bit peak that it reaches, 0: that of large products; ring: cp's keys and values
+# travel while attention computes, else all are gathered first.
 Program = namedtuple("Program", "flash hides_sums hides_data passes gradient_bytes logit_bytes gathers most_busbw ours"
                      " products attention ring", defaults=(2, math.inf, False, 1, 0, True))
 SHARD = Program(True, True, True, 1, 2, 2, ours=True)
 
-# The rates of large products and copies were set by llm.c's runs on A100s and H100s. Passes of Megatron and of eager programs were
-# set by table 4 of arXiv 2205.05198 and torchtitan's first row. The other published rows are predictions.
+# llm.c's runs on A100s and H100s set the rates of large products and copies. Table 4 of arXiv 2205.05198 and torchtitan's first row
+# set the passes of Megatron and of eager programs. The other published rows are predictions.
 OUTSIDE, INSIDE = 10, 14 # times C: numbers per token that a block's forward pass reads or writes outside and inside tp's parts
 HOP = 10e-6 # seconds of a message's latency
 
-# Bytes of the most loaded rank. Seconds of a step, of which the first six are parts; MFU without recomputation, by causal FLOPs;
-# tokens per second of all ranks.
+# Bytes of the rank with most. Seconds of a step, the sum of the six before it; MFU by causal FLOPs, without recomputation.
 MeshBytes = namedtuple("MeshBytes", "parameters gradients optimizer activations gathered total")
 MeshTime = namedtuple("MeshTime", "compute tensor bubble messages data update seconds mfu tokens_per_s")
 
 
 class MeshPlan(Plan):
     """d, t, p, c: ranks of each axis; zero: dp and cp shard 0: nothing, 1: the optimizer's state, 2: and gradients, 3: and
-    parameters; batch: sequences of a step; v: parts of the model on a rank of a pipeline; rows: tp also cuts what is outside the
-    products; unusable: bytes that a rank cannot use (context, NCCL, fragmentation)."""
+    parameters; batch: sequences of a step; v: parts of the model on a rank; rows: tp also cuts activations outside the products;
+    unusable: bytes that a rank cannot use (context, NCCL, fragmentation)."""
     def __init__(self, **fields):
-        super().__init__(**{"d": 1, "t": 1, "p": 1, "c": 1, "v": 1, "zero": 0, "kept": ALL, "program": SHARD, "unusable": 0} | fields)
+        own = {"d": 1, "t": 1, "p": 1, "c": 1, "v": 1, "zero": 0, "kept": ALL, "program": SHARD, "unusable": 0}
+        super().__init__(**own | fields)
         self.copies = self.d * self.c                                # ranks with the same part of the model
         self.N = self.copies * self.t * self.p
         self.accumulation = self.batch // (self.d * self.B)          # micro-batches of a rank
         self.tokens_each = float(self.B) * self.T / self.c           # of a micro-batch, on a rank
-        self.blocks = ceil_div(self.shape.L, self.p)                 # of a rank, as equal as they can be
+        self.blocks = ceil_div(self.shape.L, self.p)                 # of a rank, as evenly as possible
         self.network = network_of_gpu(self.chip)
 
     def error(self):
@@ -68,12 +67,12 @@ class MeshPlan(Plan):
         return next((text for text, holds in why.items() if holds), None)
 
     def collective(self, ranks, apart, all_reduce, nbytes):
-        """Seconds of an all-reduce, or of a gather or reduce-scatter, of so many ranks. The ranks that share a stage are
-        neighbours; then come those that share sequences, the stages, and the copies. nbytes: of the largest buffer."""
+        """Seconds of an all-reduce, or of a gather or reduce-scatter, between so many ranks, each so far from the next. tp's ranks
+        are neighbours; then come those of cp, pp and dp. nbytes: of the largest buffer."""
         return self.network.seconds(ALL_REDUCE if all_reduce else ALL_GATHER, nbytes, self.network.apart(self.N, apart, ranks))
 
     def data_collective(self, all_reduce, nbytes):
-        """The same of dp."""
+        """The same between the ranks of dp and cp."""
         least = (2 if all_reduce else 1) * nbytes * (self.copies - 1) / self.copies / self.program.most_busbw
         return max(least, self.collective(self.copies, self.t * self.p, all_reduce, nbytes))
 
@@ -81,12 +80,12 @@ class MeshPlan(Plan):
     def block_parameters(self): return (self.shape.block_weights() + self.shape.block_vectors()) / self.t
 
     def parameters(self):
-        """Of the rank with most: the first and the last stage have the root, or one half of it each if the head is not tied."""
+        """Of the rank with most: the first and last stage hold the root, or half of it if the head is not tied."""
         root = self.shape.root_parameters() / self.t
         return self.blocks * self.block_parameters() + (root / 2 if self.shape.llama and self.p > 1 else root)
 
     def numbers(self, kept):
-        """Numbers of 16 bits per token that a rank keeps of a block for its backward pass."""
+        """16-bit numbers per token that a rank keeps of a block."""
         s, C = self.shape, self.shape.C / (self.t if self.rows else 1)
         if kept == INPUTS: return C
         if kept == HALF: return 2 * C + (3 * s.C + 2 * s.kv_channels + (2 if s.llama else 1) * s.F) / 2 / self.t
@@ -94,15 +93,14 @@ class MeshPlan(Plan):
         return s.block_activations(self.t, self.rows) + scores
 
     def bytes(self):
-        P, gradient, sharded = self.parameters(), self.program.gradient_bytes, self.zero == 3
-        parameters = 4 * P / self.copies if sharded else 2 * P # shards are the fp32 master copy
-        gradients = (4 if sharded else gradient) * P / (self.copies if self.zero >= 2 else 1)
-        optimizer = (8 if sharded else 12) * P / (self.copies if self.zero >= 1 else 1)
-        # the root and some blocks whole, and the gradients of the root and of one block
+        gradient, sharded = self.program.gradient_bytes, self.zero == 3 # then shards are the fp32 master copy
+        parameters, gradients, optimizer = (self.parameters() * x for x in bytes_of_states(
+            self.zero, self.copies, not sharded, gradient=4 if sharded else gradient))
+        # the whole root and some blocks, and the gradients of the root and of one block
         root, gathers = self.shape.root_parameters() / self.t, self.program.gathers
         gathered = (2 + gradient) * root + (2 * gathers + gradient * min(gathers, 1)) * self.block_parameters() if sharded else 0
         again = self.numbers(ALL) if self.kept == INPUTS else 0 # of the block at work
-        # micro-batches whose activations the first stage keeps: p of 1F1B, and some more with chunks
+        # micro-batches that the first stage keeps activations of: p in 1F1B, more with chunks
         more = (self.p - 1.0) / (self.p * self.v) if self.v > 1 else 0
         in_flight = min(self.accumulation, self.p * (1 + more))
         # a pipeline's last stage makes logits, but keeps few micro-batches
@@ -116,12 +114,12 @@ class MeshPlan(Plan):
     def multiplied(self, flops): return flops / self.chip.peak16 / self.chip.products
 
     def attended(self):
-        """A block's forward attention of a micro-batch."""
+        """Forward attention of a block and micro-batch."""
         flops = self.shape.attention_flops(self.T, self.program.flash) / 3 * self.tokens_each / self.t
         return flops / self.chip.peak16 / self.program.attention if self.program.attention else self.multiplied(flops)
 
     def block_compute(self):
-        """Of a block and micro-batch: forward, backward, what is computed again; of the head: forward."""
+        """Forward, backward and recomputation of a block and micro-batch; forward of the head."""
         s, C, tokens, t = self.shape, self.shape.C, self.tokens_each, self.t
         outside, inside = float(OUTSIDE) * C / (t if self.rows else 1), float(INSIDE) * C / t
         scores = 0 if self.program.flash else 6.5 * s.NH * self.T / t # by softmax, dropout and their neighbours
@@ -135,7 +133,7 @@ class MeshPlan(Plan):
         return forward, 2 * forward, again, head
 
     def tensor_waits(self):
-        """Seconds that t ranks wait in a block and micro-batch. One dW hides each of the backward pass's two sums."""
+        """How long tp and cp wait in a block and micro-batch. One dW hides each of the backward pass's two sums."""
         s, C, tokens, hides = self.shape, float(self.shape.C), self.tokens_each, self.program.hides_sums
         total = self.collective(self.t, 1, not self.rows, 2 * tokens * C)
         gather = total if self.rows else 0
@@ -146,13 +144,13 @@ class MeshPlan(Plan):
         return 2 * (total + gather) + backward + again + self.context_waits()
 
     def rate(self, apart, ranks):
-        """Bytes per second between two ranks that are so far apart, of groups of so many ranks."""
+        """Bytes per second between two ranks that are so far apart, in groups of so many ranks."""
         w, inside = self.network, self.network.inside.busbw[ALL_GATHER]
         if not 0 < w.per_node < apart * ranks: return inside
         return min(inside, w.between.busbw[ALL_GATHER] * min(1, w.interfaces() / min(apart, w.per_node)))
 
     def context_waits(self):
-        """The same for cp ranks: they wait for keys and values forward and backward, and for their gradients."""
+        """cp waits for keys and values in both passes, and for their gradients."""
         nbytes = 2 * self.tokens_each * 2 * self.shape.kv_channels / self.t
         forward = 2 if self.kept == INPUTS else 1
         if not self.program.ring: return (forward + 2) * self.collective(self.c, self.t, False, nbytes * self.c)
@@ -160,8 +158,7 @@ class MeshPlan(Plan):
         return (self.c - 1) * (forward + 2) * max(0, hop - part) # backward sends and computes twice as much
 
     def data_waits(self, busy, backward, forward):
-        """Seconds of a step in which ranks wait for dp. Its messages overlap with `busy`, all compute of a step, or with a
-        micro-batch's backward and forward pass."""
+        """How long a step waits for dp. Its messages overlap with all compute of a step (busy) or with a micro-batch's passes."""
         if self.copies == 1: return 0
         block, hides = self.block_parameters(), self.program.hides_data
         root = self.parameters() - self.blocks * block
@@ -171,13 +168,13 @@ class MeshPlan(Plan):
         if self.zero == 3:
             sent = self.accumulation * self.blocks * (2 * gather + reduce) + first + last
             return max(gather + first + last, sent - busy) if hides else sent
-        # ZeRO-2 reduces in every micro-batch, and the next one hides these sums; the first one of the next step hides gathers
+        # ZeRO-2 reduces in every micro-batch; the next one hides it
         before = self.accumulation - 1 if self.zero == 2 else 0
         if not hides: return (before + 1) * sums + gathers
         return before * max(0, sums - backward - forward) + max(last, sums - backward) + max(first, gathers - forward)
 
     def stages(self, block, head):
-        """Seconds of a micro-batch in the slowest stage, and in all others together. block, head: seconds of one."""
+        """Seconds of a micro-batch in the slowest stage, and in all others together."""
         if not self.program.ours or self.p == 1:
             slowest = self.blocks * block + head
             return slowest, (self.p - 1) * slowest

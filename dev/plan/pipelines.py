@@ -1,12 +1,12 @@
-"""Seconds of a step of train_gpt2_3d, which has copies of p stages of t ranks, and of train_gpt2_pp, where t is 1.
+"""Seconds of a step of train_gpt2_3d, whose replicas are p stages of t ranks, and of train_gpt2_pp, where t is 1.
 
-Actions   A stage's F, I and W take what its blocks take. The last stage's I has the head, its forward pass included, because the
-          program computes logits only there. Embedding takes no time. On a mesh they are 1/t of that, and in each block are the
-          sums of tensor parallelism: B hides what dW can hide; I of zb-h1 hides nothing, because its W comes later.
+Actions   A stage's F, I and W take as long as its blocks. The last stage's I includes the head's forward pass, because the program
+          computes logits only there. Embedding takes no time. On a mesh, actions take 1/t of that plus the sums of tensor
+          parallelism in each block: dW hides sums in B, but not in I of zb-h1, whose W comes later.
 Schedule  It is played. All messages take as long as on the slowest link between neighbours.
-After it  A stage sums a block's gradients over the replicas of the model once its last micro-batch has left the block, beside what
-          it still has to compute. The root's are first summed over the two stages that have it. Then three numbers are summed over
-          the stages: the loss and two norms. The next step's first forward passes hide the gathers of --zero-stage 1.
+After it  A stage sums a block's gradients over the replicas once the last micro-batch has left the block, while it computes what is
+          left. The root's gradients are first summed over the two stages that hold it. Then the stages sum three numbers: the loss
+          and two norms. The next step's first forward passes hide the gathers of --zero-stage 1.
 """
 import math
 from dev.plan.machines import ALL_REDUCE, Group
@@ -17,12 +17,11 @@ from dev.plan.steps import (StepTime, Timeline, abreast, block_flops, block_sent
 
 def message_seconds(plan, w):
     """Between two stages."""
-    nbytes = float(plan.tokens_of) * plan.shape.C * plan.X / (plan.t if plan.rows else 1)
-    return hop_seconds(plan, w, nbytes) if plan.p > 1 else 0
+    return hop_seconds(plan, w, plan.activation / (plan.t if plan.rows else 1)) if plan.p > 1 else 0
 
 
 def tied_group(plan, w):
-    """The two ranks of a copy that have the root. If they are in different nodes, they use one of its interfaces, or share it."""
+    """The two ranks of a replica that hold the root. In different nodes they use one interface, or share it."""
     apart = crosses(plan, w)
     return Group(2 if plan.p > 1 else 1, 1 if apart else 2, max(w.nics, abreast(plan, w)) if apart else 1)
 
@@ -33,7 +32,7 @@ def weight_seconds(plan, s): return s.block_forward * 24.0 * plan.shape.C * plan
 
 
 def block_times(plan, m, s):
-    """F, I and W of a block of one rank, which has its share of s. I + W is B, unless --schedule cuts it."""
+    """F, I and W of a block on one rank, which has its share of s. I + W is B, unless the schedule cuts it."""
     t = Timeline()
     forward, again, backward = tensor_block(m, s, t)
     forward()
@@ -42,7 +41,7 @@ def block_times(plan, m, s):
     backward()
     B, W = t.now - F, weight_seconds(plan, s)
     if plan.schedule != "zb-h1": return F, B - W, W
-    # The gather of a layernorm's output overlaps with the first of a half's two products: 1 and 4 of the 12 C^2 weights of W.
+    # gathering a layernorm's output overlaps with the first product of each half: 1 and 4 of the 12 C^2 weights of W
     return F, 2 * s.block_forward - W + 2 * (m.gather + m.sum), W + sum(max(0, m.gather - n / 12 * W) for n in (1, 4))
 
 
@@ -58,7 +57,7 @@ def action_times(plan, m, s):
 
 # ---- sums over replicas of the model, and gathers ----
 def gather_delay(plan, y, block, root):
-    """By how much the gathers of an update, of so many seconds, delay the next step: first blocks are computed as they arrive."""
+    """How long the gathers after an update, of so many seconds, delay the next step, which computes blocks as they arrive."""
     most = 0.0
     for r in range(plan.p if plan.zero_stage else 0):
         n, (*_, begin, end) = blocks_of(plan, r), y["ranks"][r]["boxes"][0]
@@ -68,21 +67,21 @@ def gather_delay(plan, y, block, root):
 
 
 def sum_blocks(plan, y, rank, seconds, of_block, t):
-    """Sums rank's blocks over the copies, each when it is complete, in t's queue; then t.now is when it has computed all. of_block:
-    of a block in B and in W; None: all blocks take equal parts of an action, and as much comes before them."""
+    """Sums a rank's blocks over the replicas in t's queue, each when it is complete; at the end t.now is when the rank has computed
+    everything. of_block: seconds of a block in B and in W; None: each block, and the work before them, takes an equal part."""
     blocks = split(plan)["blocks"]
     for kind, micro, part, begin, end in y["ranks"][rank]["boxes"]:
         if micro < plan.accumulation - 1 or kind not in "BW": continue
         n = blocks[part * plan.p + rank]
         each = of_block[kind] if of_block else (end - begin) / (n + 1)
-        for left in range(n - 1, -1, -1): # the head, if it is there, comes before the blocks
+        for left in range(n - 1, -1, -1): # a head comes before the blocks
             t.now = end - left * each
             t.send(seconds)
     t.now = y["ranks"][rank]["end"]
 
 
 def end_of(plan, w, y, message, of_block):
-    """When all ranks have what the update needs, and the communication of the rank that communicates longest."""
+    """When all ranks are ready for the update, and how long the busiest rank communicates."""
     ends, blocks, roots = (0, plan.p - 1), block_sent(plan, w), root_sent(plan, w)
     stages = Group(plan.p, 1 if crosses(plan, w) else plan.p, abreast(plan, w)) # if t ranks are a stage, or neighbours are copies
     number = w.seconds(ALL_REDUCE, 8.0, w.neighbours(plan.N, plan.p) if plan.t == 1 and not plan.pp_outside else stages)
@@ -114,7 +113,7 @@ def pipeline_step(plan, name, w, s):
     of_block = {"B": s.block_backward, "W": weight_seconds(plan, s)} if name == "pp" else None
     seconds, communication = end_of(plan, w, play(plan, times, message), message, of_block)
     exposed = seconds - busy - waits
-    slowed = w.sm_share * max(0, communication - exposed) # compute, while something is sent beside it
+    slowed = w.sm_share * max(0, communication - exposed) # compute is slower while messages travel
     return StepTime(compute, communication, exposed, seconds + slowed + update_seconds(plan, name),
                     float(plan.N // (plan.t * plan.p)) * plan.accumulation * plan.tokens_of, bubble=waits,
                     formula=math.nan if y["bubble"] is None else y["bubble"], tp=max(0, busy - compute))

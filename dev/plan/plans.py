@@ -1,6 +1,6 @@
-"""The options of build/plan, which of them go together, and the run that they describe, a Plan; and what the training programs say of
-it by their own formulas (llmc/run/predict.h). Each technique is asked of its program, built for the precision; fp16 has bf16's size,
-but for train_gpt2_compress."""
+"""The options of build/plan, the run that they describe (a Plan), and the training programs' own predictions for it
+(llmc/run/predict.h). Every technique asks its program, built for the run's precision; fp16 takes bf16's sizes, except in
+train_gpt2_compress."""
 import functools, math, os, re
 from collections import namedtuple
 from types import SimpleNamespace
@@ -9,46 +9,47 @@ from tool import SIZES, ask, choice, parse_options, real, require, started, swit
 from dev.plan.machines import ALL_REDUCE, GPUS, LINKS, MEASURED, NODES, Network, link_of, open_link, passes, this_machine
 from dev.plan.shapes import SHAPES, Shape, is_gpt2
 
-# Of each technique: its program; the options that this is told besides model and batch; what counts the ranks that share a replica
-# of the model, of which each else has a micro-batch of its own: t share one in tp, c its tokens in cp, and in pp micro-batches pass
-# through p. 3d has copies of p stages of t ranks; zero++ is fsdp on nodes.
+# program: of a technique; told: its options besides model and batch; shares: the axes whose ranks share a replica of the model and
+# its micro-batches. t ranks share each micro-batch in tp, c ranks its tokens in cp, and in pp micro-batches pass through p ranks. A
+# replica of 3d is p stages of t ranks; zero++ is fsdp on nodes.
 Technique = namedtuple("Technique", "program told shares", defaults=("", ""))
 TECHNIQUES = {
     "ddp": Technique("ddp"), **{f"zero-{z}": Technique("zero", f"zero-stage={z}") for z in (1, 2, 3)},
     "fsdp": Technique("fsdp", "sharding shard-group reduce-dtype"), "zero++": Technique("zeropp", "sharding node-ranks"),
     "compress": Technique("compress", "compress bucket-mb rank"), "tp": Technique("tp", "tensor-parallel sequence-parallel", "t"),
-    "pp": Technique("pp", "pipeline-parallel schedule chunks split", "p"), "cp": Technique("cp", "context-parallel cp cp-balance", "c"),
+    "pp": Technique("pp", "pipeline-parallel schedule chunks split", "p"),
+    "cp": Technique("cp", "context-parallel cp cp-balance", "c"),
     "3d": Technique("3d", "mesh zero-stage sequence-parallel schedule chunks split", "tp")}
-ALWAYS = "ddp", "zero-1", "zero-2", "zero-3", "fsdp" # shown
+ALWAYS = "ddp", "zero-1", "zero-2", "zero-3", "fsdp" # are shown
 KINDS = ("parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors")
 METHODS = ("none", "bf16", "int8", "int4", "top-k", "sign", "powersgd")
 SCHEDULES = schedule_play.SCHEDULES
 MAX_BLOCKS, MAX_RANKS = 256, 1 << 20
-MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES = 1 << 16, 4096 # in a step of data parallelism; of a pipeline
+MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES = 1 << 16, 4096 # limits of a step: with data parallelism, of a pipeline
 
 OPTIONS = [ # "With --x": they need x
     "Model and batch",
-    text("model", "d4", "NAME", "gpt2*, gpt3-*, megatron-*, or dN: N layers, 64N channels, N heads; with --mesh all also llama*", "m"),
+    text("model", "d4", "NAME", "gpt2*, gpt3-*, megatron-*, dN (N layers, 64N channels, N heads); for --mesh all llama*", "m"),
     *SIZES,
     real("params", 0, 0, 1e15, "number of parameters, if no shape is known; 0: --model's"),
     choice("precision", "bf16", "fp32|bf16|fp16", "of parameters, gradients and activations"),
     whole("seq-len", 128, 1, 1 << 20, "tokens per sequence, T; default for a model given by name: its whole context", "t"),
     whole("batch-size", 16, 1, 1 << 20, "sequences per rank and micro-batch, B", "b"),
     whole("accumulation", 0, 0, MOST_MICRO_BATCHES, "micro-batches per step of a replica; 0: 1, or in a pipeline one per rank"),
-    whole("total-batch-size", 0, 0, 1e15, "tokens per step of all ranks; 0: --accumulation says it"),
-    choice("recompute", "none", "none|block|full", "for the times; bytes are of both; full: all of a block, as papers count"),
+    whole("total-batch-size", 0, 0, 1e15, "tokens per step of all ranks; 0: from --accumulation"),
+    choice("recompute", "none", "none|block|full", "for times (bytes are shown for both); full: all of a block, as papers count"),
     "Ranks, and how they divide the work (bytes of the first five techniques are always printed)",
     whole("ranks", 8, 1, MAX_RANKS, "number of ranks, N"),
     whole("tensor-parallel", 0, 0, MAX_RANKS, "neighbouring ranks that share a replica and a micro-batch; 0: 1, 2, 4 and 8"),
-    switch("sequence-parallel", "they also cut the rows of layernorms and of the residual stream"),
+    switch("sequence-parallel", "these ranks also cut the rows of layernorms and of the residual stream"),
     whole("pipeline-parallel", 0, 0, MAX_BLOCKS, "neighbouring ranks that each have some blocks of a replica; 0: 2, 4 and 8"),
-    choice("schedule", "1f1b", "|".join(SCHEDULES), "of one pipeline; not given: all four are compared"),
+    choice("schedule", "1f1b", "|".join(SCHEDULES), "a pipeline's schedule; omitted: all four are compared"),
     whole("chunks", 0, 0, MAX_BLOCKS, "parts of the model on each rank; 0: 2 if interleaved, else 1"),
     whole("context-parallel", 0, 0, MAX_RANKS, "neighbouring ranks that share each sequence and micro-batch; 0: 2, 4 and 8"),
-    choice("cp", "ulysses", "ulysses|allgather|ring", "what their attention exchanges; not given: all ways of one number"),
-    choice("cp-balance", "contiguous", "contiguous|zigzag", "which tokens of a sequence they have, with --cp allgather or ring"),
-    text("mesh", "", "dp=N,tp=N,pp=N|all", "only this mesh of train_gpt2_3d; all: search the best of --model on --ranks of --gpu"),
-    choice("sharding", "full", "full|grad-op|hybrid", "of fsdp: freed after each use; kept until backward; full in groups"),
+    choice("cp", "ulysses", "ulysses|allgather|ring", "how attention exchanges keys and values; omitted: all ways are compared"),
+    choice("cp-balance", "contiguous", "contiguous|zigzag", "how a sequence's tokens are assigned, with --cp allgather or ring"),
+    text("mesh", "", "dp=N,tp=N,pp=N|all", "only this mesh of train_gpt2_3d; all: search for the best on --gpu"),
+    choice("sharding", "full", "full|grad-op|hybrid", "fsdp: freed after each use, kept until backward, full in groups"),
     whole("shard-group", 0, 0, MAX_RANKS, "ranks that hold one replica of the model; with --sharding hybrid"),
     choice("reduce-dtype", "fp32", "fp32|model", "the precision in which fsdp's gradients are sent and added"),
     whole("node-ranks", 0, 0, MAX_RANKS, "also zero++: ranks of a node, as train_gpt2_zeropp's option of this name; 0: none"),
@@ -58,16 +59,16 @@ OPTIONS = [ # "With --x": they need x
     "With --pipeline-parallel or --mesh",
     text("split", "auto", "auto|N,N,...", "blocks of each part; auto: such that ranks take about equal times"),
     "With --mesh",
-    whole("zero-stage", 0, 0, 1, "what is sharded over dp, 0 nothing, 1 optimizer state"),
+    whole("zero-stage", 0, 0, 1, "shards over dp: 0 nothing, 1 optimizer state"),
     "With --compress",
     whole("rank", 4, 1, 1024, "rank of powersgd's matrices"),
     real("bucket-mb", 25, 1e-6, 1e6, "MiB of gradients per bucket"),
-    real("communication-ms", 0, 0, 1e9, "ms of summing all gradients whole; methods take by their bytes. 0: from the links"),
+    real("communication-ms", 0, 0, 1e9, "ms to sum all gradients uncompressed; methods scale by bytes. 0: from the links"),
     "Device",
-    text("gpu", "", "|".join(GPUS), "peak, memory and its bandwidth, links and nodes, where not given; '': none"),
-    switch("here", "this machine's CPU, of which python3 -m dev.plan.here has measured what --gpu says of others"),
+    text("gpu", "", "|".join(GPUS), "its peak, memory, bandwidth, links and nodes are defaults; '': none"),
+    switch("here", "this machine's CPU, as python3 -m dev.plan.here has measured it"),
     text("node", "", "NAME", f"machine: {', '.join(NODES)}; '': none"),
-    choice("device", "gpu", "gpu|cpu", "which program: NCCL or MPI, and how many logits it keeps"),
+    choice("device", "gpu", "gpu|cpu", "which build: it decides how many logits exist at a time"),
     real("memory", 0, 0, 1e9, "GB of a rank's device; 0: --gpu's, or several in the tables"),
     real("reserve", 2, 0, 1e6, "GB of it that a rank cannot use: context, NCCL, fragmentation"),
     real("peak-flops", 0, 0, 1e18, "dense FLOP/s of a rank's device; 0: an H100's, 989e12, fp32 67e12"),
@@ -76,7 +77,7 @@ OPTIONS = [ # "With --x": they need x
     real("memory-bandwidth", 0, 0, 1e15, "bytes/s of its memory, for AdamW's 28 bytes a parameter; 0: it takes no time"),
     "With --here",
     switch("cluster", "the cluster on this machine (dev/cluster)"),
-    text("measured", "", "FILE", f"what dev.plan.here wrote; '': {MEASURED[False]}, or {MEASURED[True]}"),
+    text("measured", "", "FILE", f"results of dev.plan.here; '': {MEASURED[False]}, or {MEASURED[True]}"),
     "Links",
     text("link", "nvlink", "NAME|FILE", f"inside a node: {', '.join(LINKS)}; FILE: from comm_bench --json"),
     whole("ranks-per-node", 8, 0, MAX_RANKS, "ranks in each node; 0: all are in one node"),
@@ -84,11 +85,11 @@ OPTIONS = [ # "With --x": they need x
     text("inter-link", "infiniband", "NAME|FILE", "the same between nodes"),
     whole("nics", 0, 0, MAX_RANKS, "network interfaces of each node; 0: one for each rank"),
     "Cost of a run",
-    real("tokens", 0, 0, 1e18, "of the whole run, which gives hours and GPU-hours; 0: no cost"),
+    real("tokens", 0, 0, 1e18, "tokens of the whole run, for hours and GPU-hours; 0: no cost"),
     "With --tokens",
-    real("price", 0, 0, 1e6, "of a GPU for an hour, in any currency; 0: none"),
+    real("price", 0, 0, 1e6, "price of a GPU-hour, in any currency; 0: none"),
     "Other questions, and how answers are printed",
-    switch("validate", "compare predictions with what others have published"),
+    switch("validate", "compare predictions with published results"),
     switch("json", "all tables as one JSON object, with all digits of bytes and seconds"),
 ]
 DEFAULTS = {option.name: option.default for option in OPTIONS if not isinstance(option, str)}
@@ -101,10 +102,10 @@ def field_of(option): return FIELDS.get(option, option.replace("-", "_"))
 
 
 class Plan(SimpleNamespace):
-    """The options by their fields, .given, the names of those that were, and what follows from them: shape; rank: of a pipeline, -1
-    being the one that keeps most; pp_outside: of a mesh, ranks of dp are nearer to each other than those of pp; chip: the device,
-    or None; gpu_memory: bytes, which decide how many logits exist at a time. Of the model, B sequences of T tokens are a rank's
-    micro-batch, or that of the ranks that share it."""
+    """The options by their fields; given: the names of those on the command line; and what follows from them. rank: of a pipeline,
+    -1: the one that keeps most. pp_outside: in a mesh, the ranks of dp are nearer to each other than those of pp. chip: the device,
+    or None. gpu_memory: bytes, which decide how many logits exist at a time. A rank, or the ranks that share a replica, have
+    micro-batches of B sequences of T tokens."""
     def __init__(self, **fields):
         own = {"shape": None, "given": set(), "rank": -1, "pp_outside": False, "chip": None, "gpu_memory": 80e9}
         super().__init__(**{field_of(name): x for name, x in DEFAULTS.items()} | own | fields)
@@ -113,6 +114,7 @@ class Plan(SimpleNamespace):
 
     X = property(lambda self: 4 if self.precision == "fp32" else 2) # bytes of a number
     tokens_of = property(lambda self: self.B * self.T)              # of a micro-batch
+    activation = property(lambda self: float(self.tokens_of) * self.shape.C * self.X) # bytes of (B,T,C)
     again = property(lambda self: self.recompute != "none")
     once = property(lambda self: self.but(recompute="none"))
     # A pipeline of zb-h1 keeps all activations.
@@ -120,9 +122,10 @@ class Plan(SimpleNamespace):
 
 
 # ---- which options go together ----
-ONLY = { # a question, and all that it takes
+ONLY = { # a question, and all options that it takes
     "mesh all": "mesh model layers heads channels vocab-size json ranks gpu node reserve seq-len total-batch-size tokens price",
-    "params": "params master precision json ranks gpu node here cluster measured memory reserve", "validate": "validate reserve json"}
+    "params": "params master precision json ranks gpu node here cluster measured memory reserve",
+    "validate": "validate reserve json"}
 NEVER = {"here": "gpu node", "compute-ms": "peak-flops mfu", "total-batch-size": "accumulation", "mesh":
          "context-parallel cp cp-balance sharding shard-group reduce-dtype node-ranks compress tensor-parallel pipeline-parallel"}
 
@@ -151,9 +154,9 @@ def check(o):
              " bubble is short by then; lower it")): require(is_right, message)
 
 
-# ---- the device, and what it says of everything that is not given ----
+# ---- the device, which has defaults of other options ----
 def chip_of(o):
-    """None: nothing is known of it."""
+    """The device that is asked for, or None."""
     require(o.node in ("", *NODES), f"--node {o.node} is not known; give one of {', '.join(NODES)}")
     require(o.gpu in ("", *GPUS), f"--gpu {o.gpu} is not known; give one of {', '.join(GPUS)}")
     if o.here: return this_machine(o.measured or MEASURED[o.cluster])
@@ -172,14 +175,14 @@ def take_device(o):
                   memory_bandwidth=chip.update or chip.bandwidth)
     require(not o.here or o.precision == "fp32" or o.compute_ms > 0 or "peak-flops" in o.given,
             f"--here has measured fp32, not {o.precision}: give --compute-ms as well")
-    is_h100 = not chip and o.device == "gpu" and o.compute_ms == 0 and "peak-flops" not in o.given # its peak is taken
+    is_h100 = not chip and o.device == "gpu" and o.compute_ms == 0 and "peak-flops" not in o.given # the default
     memory = 1e9 * o.memory or (chip or GPUS["h100"]).memory if o.memory or chip or is_h100 else math.inf
     if memory < math.inf: o.gpu_memory = memory
-    o.room = memory - 1e9 * o.reserve # bytes that a rank can use; inf: not known
-    o.shares_room = o.here and o.memory == 0 # all ranks together, because they are on this machine
+    o.room = memory - 1e9 * o.reserve # bytes that a rank can use; inf: unknown
+    o.shares_room = o.here and o.memory == 0 # all ranks are on this machine
     o.room_of = f"{o.memory:.4g} GB" if o.memory > 0 else chip.name if chip else "an h100"
     require(o.room > 0, f"--reserve {o.reserve:g} leaves nothing of {1e-9 * memory:.4g} GB; lower it")
-    # FLOP/s; NaN: not known. If nothing is said of the device it is an H100.
+    # FLOP/s; NaN: unknown
     o.peak_flops = o.peak_flops or (math.nan if o.compute_ms > 0 else GPUS["h100"].peak(o.precision))
 
 
@@ -187,11 +190,11 @@ def room_of(plan, N): return plan.room / N if plan.shares_room else plan.room
 
 
 def network_of(plan):
-    if plan.communication_ms > 0: # one link that is so fast that `plan` takes so long to sum all gradients, whatever the messages
+    if plan.communication_ms > 0: # a link that takes so long to sum all gradients, whatever the messages
         nbytes = float(plan.shape.elements() * plan.X) * (plan.N - 1) / plan.N
         link = link_of(0.0, passes(ALL_REDUCE) * nbytes / (1e-3 * plan.communication_ms))
         return Network(link, link)
-    # between ranks of a machine communication takes the time of a core that computes, between nodes it waits
+    # between ranks of one machine messages take time of the cores that compute; between nodes they do not
     direct, sm_share = plan.here and plan.chip.per_node > 0, float(plan.here and plan.chip.per_node == 0)
     return Network(open_link(plan.link, True), open_link(plan.inter_link), plan.ranks_per_node, plan.nics or plan.ranks_per_node,
                    direct, sm_share)
@@ -204,14 +207,14 @@ def shape_of(o):
     require(o.model in SHAPES or 1 <= d <= MAX_BLOCKS,
             f"--model {o.model} is not known: dN with N from 1 to {MAX_BLOCKS}, {', '.join(SHAPES)}")
     s = SHAPES.get(o.model) or Shape(o.model, d, 64 * d, d, 257, 0)
-    require(o.mesh == "all" or not s.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no program"
-            " of this course has: only --mesh all plans it")
+    require(o.mesh == "all" or not s.llama, f"--model {o.model} has grouped queries, a gated MLP and an untied head, which no "
+            "program of this course has: only --mesh all plans it")
     require(not s.llama or not (o.layers or o.heads or o.channels or o.vocab_size),
             f"--model {o.model}: --layers, --heads, --channels and --vocab-size are for models with GPT-2's blocks")
     s = s._replace(L=o.layers or s.L, NH=o.heads or s.NH, C=o.channels or s.C, V=o.vocab_size or s.V)
     require(s.C % s.NH == 0,
             f"--model, --layers, --heads, --channels, --vocab-size: {s.C} channels do not divide over {s.NH} heads")
-    if not (is_gpt2(s) if o.mesh == "all" else o.model.startswith("gpt2")): # the search takes a changed gpt2 as a dN
+    if not (is_gpt2(s) if o.mesh == "all" else o.model.startswith("gpt2")): # the search treats a changed gpt2 as a dN
         s = s._replace(T=o.T)
     require(o.T <= s.T,
             f"--seq-len {o.T} is longer than the {s.T} positions of {o.model}; lower it or choose a model with more")
@@ -219,20 +222,20 @@ def shape_of(o):
 
 
 def parse():
-    """Dies, in the programs' words, if they cannot be run so. These errors come before any table."""
+    """The plan that the command line describes."""
     o = parse_options("plan", "predict bytes per rank and seconds per step of a model on many ranks, by formula", OPTIONS)
     o = Plan(**{field_of(name.replace("_", "-")): x for name, x in vars(o).items()})
     if "seq-len" not in o.given and o.model in SHAPES: o.T = SHAPES[o.model].T
     if o.mesh == "all": o.total_batch_size = o.total_batch_size or max(524288, o.N * o.T) # a step of a usual size
-    o.compares = o.p > 0 and "schedule" not in o.given and o.split == "auto" # all schedules; all that cp can exchange
-    o.compares_cp = o.c > 0 and not {"cp", "cp-balance"} & o.given
+    o.compares = o.p > 0 and "schedule" not in o.given and o.split == "auto" # all schedules
+    o.compares_cp = o.c > 0 and not {"cp", "cp-balance"} & o.given           # all ways to exchange keys and values
     check(o)
     take_device(o)
     return o
 
 
 def with_pipe(o, plan, p, schedule):
-    """How p ranks are planned with a schedule."""
+    """A pipeline of p ranks."""
     v = o.v if o.v > 0 and (schedule == "interleaved" or not o.compares) else 2 if schedule == "interleaved" else 1
     return plan.but(p=p, schedule=schedule, v=v, split=o.split, accumulation=o.accumulation or p, t=1)
 
@@ -241,7 +244,7 @@ def with_context(plan, c, how, balance): return plan.but(c=c, how=how, balance=b
 
 
 def with_mesh(o, plan):
-    """The mesh that --mesh asks for: train_gpt2_3d says how many ranks are along each axis."""
+    """The mesh of --mesh: train_gpt2_3d says how many ranks each axis has."""
     found = answer_of(plan, "3d", f"--mesh {o.mesh}")
     axes = found["axes"]
     outside = len(found["ranks"]) > 1 and found["ranks"][1]["rank"] > axes["tp"]
@@ -249,7 +252,8 @@ def with_mesh(o, plan):
 
 
 def plan_of(o):
-    """The run of one technique, of which others are changes, after each that is asked for has been asked of its program."""
+    """The run with one rank on each axis; others are changes of it. Every technique that is asked for is asked of its program here,
+    so that its errors, in the program's words, come before any table."""
     plan = o.but(shape=shape_of(o), accumulation=o.accumulation or 1, t=o.t or 1, p=1, schedule="1f1b", v=1, c=1, how="ulysses",
                  balance="contiguous")
     if o.mesh: bytes_of(with_mesh(o, plan), "3d")
@@ -260,9 +264,9 @@ def plan_of(o):
     return plan
 
 
-# ---- what programs are asked ----
+# ---- questions to the programs ----
 FOLDER = os.environ.get("PLAN_PROGRAMS", "build/predict") # of the programs
-PLAYER = os.path.join(FOLDER, "..") # of schedule_order
+PLAYER = os.path.join(FOLDER, "..")                       # of schedule_order
 
 
 def mesh_name(plan):
@@ -285,7 +289,7 @@ def told(plan, name):
 
 @functools.cache
 def ask_program(name, precision, line):
-    """A program's answer. What it refuses ends this program in its words."""
+    """A program's answer. An error of the program ends this one, in the program's words."""
     path = os.path.join(FOLDER, f"train_gpt2_{name}.{precision}")
     return ask(started(path, f"there is no {path}, whose formulas are asked; make build/plan", "--predict", "-"), line)
 
@@ -302,20 +306,20 @@ def answer_of(plan, name, words=None):
                        f" --vocab-size {c.V} --seq-len {plan.T} --batch-size {plan.B} {words}")
 
 
-# ---- what they answer ----
-# Per rank: by kind, without those that are 0, and of the layers' workspace only wte's fp32 sums; all of these; what is sent in a
-# step, and in 3d the parts of it by axis.
+# ---- their answers ----
+# memory: bytes of a rank by kind, without kinds of 0 bytes; of the layers' workspace only wte's fp32 sums count. total: their sum.
+# sent: bytes that the rank sends in a step; along: in 3d, by axis.
 Bytes = namedtuple("Bytes", "memory total sent along")
 
 
 def all_ranks(plan, name):
-    """Of a rank of each stage of the pipeline."""
+    """Bytes of a rank of each pipeline stage."""
     return [Bytes(rank["bytes"], sum(rank["bytes"].values()), rank["sent"], rank.get("sent_along", {}))
             for rank in answer_of(plan, name)["ranks"]]
 
 
 def extreme_rank(plan, name, most=True):
-    """The rank of a pipeline that keeps most, or that keeps least; of equal ones the first."""
+    """The first rank of a pipeline that keeps most, or least."""
     totals = [b.total for b in all_ranks(plan, name)]
     return totals.index((max if most else min)(totals))
 
@@ -323,12 +327,12 @@ def extreme_rank(plan, name, most=True):
 def own_rank(plan, name="pp"): return extreme_rank(plan, name) if plan.rank < 0 else plan.rank
 def bytes_of(plan, name): return all_ranks(plan, name)[own_rank(plan, name)]
 def total_of(plan, name): return bytes_of(plan, name).total
-# Bytes that N ranks together send per step. This is a whole number, which one rank's share of it need not be.
+# Bytes that N ranks together send per step: a whole number, although one rank's share need not be.
 def sent_of_all(plan, name): return math.floor(bytes_of(plan, name).sent * plan.N + 0.5)
 
 
 def divides(plan, name):
-    """Whether ranks can share a replica of the model so; if not, the program refuses, and says why."""
+    """Whether ranks can share a replica of the model this way; otherwise the program refuses and says why."""
     s, t, p, c = plan.shape, plan.t, plan.p, plan.c
     if name == "tp": return all(n % t == 0 for n in (plan.N, s.NH, s.Vp, plan.tokens_of if plan.rows else 0))
     if name == "pp":
@@ -338,9 +342,9 @@ def divides(plan, name):
     return plan.N % c == 0 and plan.T % chunks == 0 and (plan.how != "ulysses" or s.NH % c == 0)
 
 
-# ---- what build/schedule_order says of pipelines, whose parts and actions are those of schedule_play ----
+# ---- build/schedule_order's answers about pipelines ----
 def split(plan, text=None):
-    """"blocks" of each part of the model, and "efficiency": without a bubble, the share of the time in which ranks compute."""
+    """"blocks" of each part of the model, and "efficiency": the share of the time in which ranks compute if there is no bubble."""
     s = plan.shape
     return schedule_play.ask_player(PLAYER, split=text or plan.split, p=plan.p, v=plan.v, L=s.L, Vp=s.Vp, C=s.C)
 
@@ -349,11 +353,11 @@ def blocks_of(plan, rank): return sum(split(plan)["blocks"][rank::plan.p])
 
 
 def play(plan, times, message):
-    """The step of "ranks", with their actions in "boxes": [kind, micro-batch, part, begin, end]. "bubble": by formula, if it were
-    balanced. times: (F, I, W) of each part of the model; message: seconds between two ranks."""
+    """The step of "ranks", with their actions in "boxes": [kind, micro-batch, part, begin, end], and the formula's "bubble" of a
+    balanced pipeline. times: (F, I, W) of each part of the model; message: seconds between two ranks."""
     pipeline = schedule_play.Pipeline(plan.schedule, plan.p, plan.accumulation, plan.v)
     return schedule_play.play(PLAYER, pipeline, [sum(part[k] / plan.p for part in times) for k in range(3)], times, message=message)
 
 
-# The most (micro-batch, part) whose activations are alive at a time.
+# The most activations of a (micro-batch, part) that are alive at a time.
 def slots(plan, rank): return play(plan, ((0, 0, 0),) * (plan.p * plan.v), 0)["ranks"][rank]["slots"]

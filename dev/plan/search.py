@@ -1,5 +1,5 @@
-"""--mesh all: every way to divide ranks into data, tensor and pipeline parallelism, with what ZeRO shards, what is recomputed, and
-the size of a micro-batch. Left out is what does not divide, then what does not fit. Bytes are those of the program that would run
+"""--mesh all: tries every way to divide the ranks into data, tensor and pipeline parallelism, each with stages of ZeRO,
+recomputation and sizes of a micro-batch. Meshes that do not divide or fit go last. Bytes are those of the program that would run
 it, if there is one; seconds are the mesh model's (mesh.py)."""
 import itertools, math
 from collections import namedtuple
@@ -10,13 +10,13 @@ from dev.plan.mesh import ALL, INPUTS, MeshPlan
 from dev.plan.plans import MAX_BLOCKS, TECHNIQUES, shape_of, total_of
 from dev.plan.shapes import is_gpt2
 
-# The best way of one mesh and one stage of ZeRO; or the plan that came nearest to fitting, with the reason why it does not, and
-# then without a time. total: bytes; inf: there cannot be such a mesh.
+# The best way for one mesh and stage of ZeRO, or the one that came nearest to fitting, with an error and without a time. total:
+# bytes; inf: the mesh is impossible.
 Result = namedtuple("Result", "plan total time error", defaults=(math.inf, None, None))
 
 
 def technique_of(p):
-    """Of the simplest program that can."""
+    """That of the simplest program for it."""
     if p.t > 1 and p.p > 1 or p.zero > 0 and p.t * p.p > 1: return "3d"
     return "tp" if p.t > 1 else "pp" if p.p > 1 else ("ddp", "zero-1", "zero-2", "fsdp")[p.zero]
 
@@ -26,7 +26,7 @@ def machinery(p): return 100 * (p.d > 1) + 200 * (p.t > 1) + 200 * (p.p > 1) + 2
 
 
 def rank_of(r):
-    """What fits, by steps of half a percent, in each of which the least machinery is first; the rest by bytes."""
+    """Ways that fit come first, by seconds in steps of half a percent and then by machinery; the others by bytes."""
     if r.error: return 1, r.total
     return 0, math.floor(math.log(r.time.seconds) / 0.005), machinery(r.plan), -r.plan.B, r.time.seconds
 
@@ -42,7 +42,7 @@ def try_way(p):
 
 
 def ways_of(mesh):
-    """All micro-batches, recomputations and chunks."""
+    """All sizes of a micro-batch, recomputations and chunks."""
     micros = [1 << k for k in range(max(mesh.batch // mesh.d, 1).bit_length())]
     for B, kept, v in itertools.product(micros, (ALL, INPUTS), (1, 2, 4) if mesh.p > 1 else (1,)):
         if v > 1 and mesh.shape.L % (mesh.p * v) != 0: continue
@@ -51,8 +51,8 @@ def ways_of(mesh):
 
 
 def meshes_of(asked):
-    """Up to twice a node's GPUs share matrices. Of pipelines ZeRO's stages are 0 and 1, because 2 and 3 would reduce or gather in
-    every micro-batch; of GPT's also with tp > 1, as train_gpt2_3d has it."""
+    """Up to twice a node's GPUs share matrices. Pipelines take ZeRO-0 and -1, because 2 and 3 would reduce or gather in every
+    micro-batch; and so does GPT with tp > 1, as in train_gpt2_3d."""
     ranks, tps = asked.d, [1 << k for k in range(21) if 1 << k <= 2 * asked.chip.per_node and asked.d % (1 << k) == 0]
     for t, p in itertools.product(tps, range(1, asked.shape.L + 1)):
         if ranks % (t * p) != 0: continue
@@ -62,7 +62,7 @@ def meshes_of(asked):
 
 
 def search(shape, chip, ranks, batch, T, reserve):
-    """Results, those that fit first, best first; and how many ways were tried. batch: sequences of a step."""
+    """Results, the best first, and how many ways were tried. batch: sequences of a step."""
     asked = MeshPlan(shape=shape if is_gpt2(shape) else shape._replace(T=T), chip=chip, d=ranks, batch=batch, B=1, T=T,
                      gpu_memory=chip.memory, unusable=reserve)
     tried = [[try_way(p) for p in ways_of(mesh)] for mesh in meshes_of(asked)]
@@ -75,7 +75,7 @@ PARTS = {"compute": "compute", "tensor": "sums of tp", "bubble": "bubble", "mess
 
 
 def most_of(t):
-    """What takes longest besides compute, if it takes a tenth of the step; else compute."""
+    """The longest part besides compute, if it is a tenth of the step; else compute."""
     most = max(list(PARTS)[1:], key=lambda part: getattr(t, part))
     if getattr(t, most) <= 0.1 * t.seconds: most = "compute"
     return f"{PARTS[most]} {100 * getattr(t, most) / t.seconds:.0f} %"

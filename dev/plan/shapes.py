@@ -1,20 +1,19 @@
 """Shapes of models by name, and what follows from a shape: parameters, FLOPs, activations.
 
 Shapes    GPT-2's are its own (Radford et al. 2019). GPT-3's are table 2.1 of arXiv 2005.14165, whose XL has "24" heads of 128 for
-2048
-          channels (16 fit) and whose 13B has "5140" channels (its heads make 5120); its sparse attention counts as dense.
+          2048 channels (16 fit) and whose 13B has "5140" channels (its heads make 5120); its sparse attention counts as dense.
           Megatron's are table 1 of arXiv 2104.04473 and table 3 of arXiv 2205.05198. Llama 3's are table 3 of arXiv 2407.21783, as
           torchtitan has them (torchtitan/models/llama3 at b5bcd76). Llama 2's is that of arXiv 2307.09288, in Llama 3's form.
-FLOPs     are those per token of forward and backward pass. Attention's two (T,T) products are 4 C T per block and forward pass, of
-          which a causal mask leaves half.
+FLOPs     are per token, of both passes. Attention's two (T,T) products take 4 C T per block and forward pass; a causal mask leaves
+          half of that.
 """
 from collections import namedtuple
 from tool import ceil_div
 
 
 class Shape(namedtuple("Shape", "name L C NH V T grouped gated", defaults=(0, 0))):
-    """Blocks, channels, heads, tokens, the longest sequence. Llama's: heads of keys and values, width of a gated MLP; it has RMS norms,
-    rotary positions, an untied head, and no biases."""
+    """Blocks, channels, heads, tokens, the longest sequence. Llama's: heads of keys and values, width of a gated MLP; it also has
+    RMS norms, rotary positions, an untied head and no biases."""
     llama = property(lambda self: self.gated > 0)
     NKV = property(lambda self: self.grouped or self.NH)
     F = property(lambda self: self.gated or 4 * self.C) # width of the MLP
@@ -22,11 +21,11 @@ class Shape(namedtuple("Shape", "name L C NH V T grouped gated", defaults=(0, 0)
     kv_channels = property(lambda self: self.C // self.NH * self.NKV)
 
     def block_weights(self):
-        """Of a block's matrices."""
+        """The matrices of a block."""
         return 2 * self.C * self.C + 2 * self.C * self.kv_channels + (3 if self.llama else 2) * self.C * self.F
 
     def block_vectors(self):
-        """Norms, and biases if it has them: of q, k and v, of proj, of fc and of fcproj."""
+        """The norms of a block, and its biases: of q, k and v, of proj, fc and fcproj."""
         return 2 * self.C if self.llama else 4 * self.C + (self.C + 2 * self.kv_channels) + self.C + self.F + self.C
 
     def root_parameters(self):
@@ -34,8 +33,8 @@ class Shape(namedtuple("Shape", "name L C NH V T grouped gated", defaults=(0, 0)
         return 2 * self.V * self.C + self.C if self.llama else (self.V + self.T + 2) * self.C
 
     def unit(self, u, t=1):
-        """Elements that one of t ranks has of GPT-2's root (0), with padded tokens, of a block's attention half (1) or of its MLP
-        half (2)."""
+        """Elements on one of t ranks of GPT-2's root (0, with padded tokens), or of a block's attention half (1) or MLP half
+        (2)."""
         C = self.C
         if u == 0: return self.Vp * C // t + (self.T + 2) * C
         return (4 * C * C + 3 * C if u == 1 else 8 * C * C + 4 * C) // t + 3 * C
@@ -45,9 +44,9 @@ class Shape(namedtuple("Shape", "name L C NH V T grouped gated", defaults=(0, 0)
     def parameters(self): return self.L * (self.block_weights() + self.block_vectors()) + self.root_parameters()
     def elements(self): return self.unit(0) + self.L * self.block()
 
-    # flops: 6 per weight of a matrix that a token passes, the head among them. flops_per_token, as our programs and llm.c count: 6
-    # for every parameter, and causal attention. flops_recomputed: with every block's forward pass done again; without the causal
-    # half these are equation 3 of arXiv 2104.04473.
+    # flops: 6 per weight of the matrices, including the head. flops_per_token, which our programs and llm.c use: 6 per parameter,
+    # and causal attention. flops_recomputed repeats every block's forward pass; if all of attention counts, it is equation 3 of
+    # arXiv 2104.04473.
     def attention_flops(self, T, causal): return (6 if causal else 12) * self.C * T
     def block_flops(self, T, causal): return 6 * self.block_weights() + self.attention_flops(T, causal)
     def flops(self, T, causal): return self.L * self.block_flops(T, causal) + 6 * self.C * self.V
@@ -55,8 +54,8 @@ class Shape(namedtuple("Shape", "name L C NH V T grouped gated", defaults=(0, 0)
     def flops_recomputed(self, T, causal): return self.flops(T, causal) + self.L * self.block_flops(T, causal) / 3
 
     def block_activations(self, t, rows):
-        """Numbers per token that a rank keeps of a block for its backward pass. t ranks share them; rows: also the inputs and
-        outputs of the two norms. Attention keeps q, k, v and its output, as FlashAttention does; fp32 statistics are left out."""
+        """Numbers per token that one of t ranks keeps of a block for its backward pass. rows: the inputs and outputs of the norms
+        are shared, too. Attention keeps q, k, v and its output, as FlashAttention does; fp32 statistics do not count."""
         inside = 2 * self.C + 2 * self.kv_channels + (3 if self.llama else 2) * self.F
         return 4 * self.C / (t if rows else 1) + inside / t
 
@@ -76,13 +75,14 @@ SHAPES = {row[0]: Shape(*row) for row in (
     ("llama3-405b", 126, 16384, 128, 128256, 8192, 8, 53248))}
 
 
-# gpt2, ... bring 1024 positions with them; other shapes have as many as a sequence has tokens.
+# GPT-2's models have 1024 positions; other shapes have one for each token of a sequence.
 def is_gpt2(s): return s.name.startswith("gpt2") and s == SHAPES[s.name]
 
 
-def bytes_of_states(zero, N, halves=True, master=True):
-    """Of a parameter's weight, gradient and optimizer state, on one of N ranks. In 16 bits 2 + 2 + 12, with an fp32 master copy and
-    two moments (Rajbhandari et al. 2020, section 3.1); in fp32 4 + 4 + 8. ZeRO-1 shards the optimizer's state, ZeRO-2 also
-    gradients, ZeRO-3 and FSDP, from 3 on, everything."""
+def bytes_of_states(zero, N, halves=True, master=True, gradient=0):
+    """Bytes of a parameter's weight, gradient and optimizer state on one of N ranks. In 16 bits they are 2 + 2 + 12, with an fp32
+    master copy and two moments (Rajbhandari et al. 2020, section 3.1); in fp32 4 + 4 + 8. ZeRO-1 shards the optimizer's state,
+    ZeRO-2 also gradients, ZeRO-3 and FSDP (zero from 3 on) everything."""
     X = 2 if halves else 4
-    return [x / N if zero >= since else x for x, since in ((X, 3), (X, 2), (8 + (4 if halves and master else 0), 1))]
+    return [x / N if zero >= since else x
+            for x, since in ((X, 3), (gradient or X, 2), (8 + (4 if halves and master else 0), 1))]

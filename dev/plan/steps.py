@@ -1,11 +1,11 @@
-"""Seconds of a step of the programs that have no pipeline (doc/plan.md).
+"""Seconds of a step of the programs without a pipeline (doc/plan.md).
 
-Overlap   is a timeline of two queues, compute and communication, each doing one thing at a time in order of issue. Time that compute
-          waits is exposed. A unit is the root, a block or half of one. A third queue, "shared", has what a communicator of its own
-          sends: activations of tensor or context parallelism, or the sums of shards over fsdp's replicas. Where context parallelism
-          crosses nodes, both queues share a link, and what they send takes turns.
-Compress  Packing comes before a message, beside backward, and unpacking after backward. The bytes that they read and write
-          (llmc/device/compress_api.h) are divided by --memory-bandwidth.
+Overlap   A timeline simulates a rank. Compute and each queue of messages do one thing at a time, in order of issue; when compute
+          waits for a message, that time is exposed. A unit is the root, a block, or half of a block. The queue "shared" belongs to
+          a second communicator: it carries the activations of tensor or context parallelism, or the sums of fsdp's shards over its
+          replicas. Where context parallelism crosses nodes, both queues share one link and take turns.
+Compress  Gradients are packed before a message, during the backward pass, and unpacked after it. The bytes that this reads and
+          writes (llmc/device/compress_api.h) are divided by --memory-bandwidth.
 """
 import math
 from collections import namedtuple
@@ -16,17 +16,18 @@ from dev.plan.plans import all_ranks, answer_of, copy_ranks
 
 # ---- compute ----
 class UnitSeconds(namedtuple("UnitSeconds", "block_forward block_backward head")):
-    """In a micro-batch. block_backward has what is recomputed; head: the root's, both passes."""
+    """Seconds of a micro-batch in one block and in the root. block_backward includes what is recomputed, head both passes."""
     block_again = property(lambda self: self.block_backward - 2 * self.block_forward)
 
     def shared(self, ranks): return UnitSeconds(*(x / ranks for x in self))
     def model(self, L): return L * (self.block_forward + self.block_backward) + self.head
 
 
-# FLOPs of a token: in a block, a third forward and two thirds backward; what a block recomputes, its forward pass without fcproj,
-# whose output no backward pass needs (full: with it); all, including recomputed ones, which flops_per_token and so MFU leave out.
-def block_flops(plan): return 6.0 * plan.shape.block() + 6.0 * plan.shape.C * plan.T
-def attention_share(plan): return 6.0 * plan.shape.C * plan.T / block_flops(plan)
+# FLOPs per token: a third of a block's are in the forward pass, two thirds in the backward pass. Recomputing repeats its forward
+# pass without fcproj, whose output no backward pass needs (full: with it). Only flops_done counts this, MFU does not.
+def attention_flops(plan): return plan.shape.attention_flops(plan.T, True)
+def block_flops(plan): return 6.0 * plan.shape.block() + attention_flops(plan)
+def attention_share(plan): return attention_flops(plan) / block_flops(plan)
 def flops_done(plan): return plan.shape.flops_per_token(plan.T) + plan.shape.L * again_flops(plan)
 
 
@@ -42,19 +43,20 @@ def unit_seconds(plan, micro_batch_seconds):
 
 
 class Timeline:
-    """now: when compute has finished all it was given; arrived: when everything that a queue has sent so far will have arrived."""
+    """now: when compute has finished everything so far; arrived: when all messages of a queue so far will have arrived."""
     def __init__(self, communication=0.0, one_link=False):
-        self.one_link = one_link # what is sent in parts that are followed takes turns with this timeline's own queue
+        self.one_link = one_link # messages of timelines that are followed take turns with this one's own queue
         self.now = self.exposed = self.packing = 0.0
         self.arrived, self.communication = {"own": 0.0, "shared": 0.0}, communication
 
     def send(self, seconds, queue="own", since=0):
-        """Returns when the message will have arrived, which leaves now, or at `since` if that is later."""
+        """Sends a message now, or at `since` if that is later; returns when it will have arrived."""
         self.arrived[queue] = max(self.arrived[queue], since, self.now) + seconds
         self.communication += seconds
         return self.arrived[queue]
 
-    def pack(self, seconds): # or unpacks what travels
+    def pack(self, seconds):
+        """Packs or unpacks a message."""
         self.now += seconds
         self.packing += seconds
 
@@ -67,7 +69,7 @@ class Timeline:
     def wait_all(self): self.wait(max(self.arrived.values()))
 
     def follow(self, part):
-        """Does what another timeline has done from 0 on, at whose end all had arrived."""
+        """Repeats another timeline, which began at 0 and ended when all its messages had arrived."""
         if self.one_link and self.arrived["own"] > self.now: self.arrived["own"] += part.communication
         self.now, self.exposed = self.now + part.now, self.exposed + part.exposed
         self.communication += part.communication
@@ -75,39 +77,39 @@ class Timeline:
 
 class StepTime(namedtuple("StepTime", "compute communication exposed seconds tokens compressing bubble formula tp",
                           defaults=(0, 0, float("nan"), 0))):
-    """tokens: of all ranks; compressing: what it takes from compute; bubble: of a pipeline, without messages, so that exposed is
-    what messages and sums add, and in cp how much more than the mean the busiest rank computes; formula: the bubble of equal
-    stages, NaN if there is none; tp: of a mesh, what an average rank waits for inside its actions."""
+    """Seconds, and the tokens of all ranks. compressing: compute time that packing takes. bubble: a pipeline's, without messages,
+    so exposed is what messages and sums add; in cp, how much longer the busiest rank computes than the mean. formula: the bubble of
+    equal stages, NaN if there is no formula. tp: of a mesh, how long the average rank waits inside its actions."""
     efficiency = property(lambda self: self.compute / self.seconds)
     tokens_per_s = property(lambda self: self.tokens / self.seconds)
 
 
 # ---- compressed gradients ----
 QUANTISE_BLOCK = 256 # elements of int8 and int4 that share a scale
-PACKED_ROW = 4 * QUANTISE_BLOCK # a rank's shard is a multiple of it
+PACKED_ROW = 4 * QUANTISE_BLOCK # a rank's shard is a multiple of this
 
 
-# Gradients of 16 bits cannot be rounded to 16 bits: the program refuses then.
+# The program refuses to round gradients of 16 bits to 16 bits.
 def is_possible(plan): return plan.X == 4 or plan.method != "bf16"
 def touched_seconds(plan, nbytes): return nbytes / plan.memory_bandwidth if plan.memory_bandwidth > 0 else 0
 
 
 def touched(plan, n, row):
-    """Bytes that packing and unpacking n elements read and write, each array once a pass; of int4 and powersgd also an error, 4
-    bytes, is read and written. row: all N parts, or N rows."""
+    """Bytes that packing and unpacking n elements read and write, where every pass counts each array once. int4 and powersgd also
+    read and write an error of 4 bytes. row: bytes of all N parts, or of N rows."""
     N, X, fed = plan.N, plan.X, 4 * (plan.method == "int4")
     return {"bf16": (n * (X + 2), n * (2 + X)),
-            # fp32: a part's sum is written and read, and its error
+            # the sum of a part, in fp32, is written and read, and so is its error
             **dict.fromkeys(("int8", "int4"), (n * (X + 2 * fed) + row, 2 * row + row / N + 2 * n * (4 + fed) / N + n * X)),
-            # the k largest take four passes for the digits of |x|, one that counts and one that sends
+            # finding the k largest takes four passes over the digits of |x|, one that counts and one that sends
             "top-k": (n * (X + 28) + row / N, row + n * (8 + X)),
             "sign": (n * (X + 12) + row / N, row + n * X), # a pass for the scale, one for the signs
-            "powersgd": (n * (X + 16), n * (8 + X))}[plan.method] # two products read x, and the last kernel as well
+            "powersgd": (n * (X + 16), n * (8 + X))}[plan.method] # two products read x, and so does the last kernel
 
 
 def segments_of(plan, w):
-    """Of the root, and of all blocks: seconds of messages, and bytes that packing and unpacking read and write. An all-to-all takes
-    as long as a reduce-scatter. A segment that is not compressed and has a buffer is copied into it and back."""
+    """For the root and for all blocks: seconds of messages, and bytes that packing and unpacking touch. An all-to-all takes as long
+    as a reduce-scatter. An uncompressed segment with a buffer is copied into it and back."""
     found, method = [[0, 0, 0], [0, 0, 0]], plan.method
     for begin, n, sent, received, is_packed in answer_of(plan, "compress")["more"]: # bytes of its buffers
         if not is_packed: messages, touches = [(ALL_REDUCE, n * plan.X)], (2 * sent, 2 * sent)
@@ -121,10 +123,10 @@ def segments_of(plan, w):
     return found
 
 
-# ---- what a program gathers and reduces at a time ----
-# How many blocks a unit has, halves of one by their FLOPs, and none in the root. Seconds of gathering, reducing, and summing a
-# shard over the replicas of the model, or in zero++ over nodes (0: there is one); of compressing what is reduced; of unpacking
-# weights that have been gathered; of exchanging updated shards.
+# ---- units: what a program gathers and reduces at a time ----
+# blocks: their number; halves count by their FLOPs, the root counts 0. The rest are seconds of gathering and reducing the unit, of
+# summing a shard over the replicas of the model or, in zero++, over nodes (0: there is one), of packing gradients and unpacking
+# weights, and of exchanging updated shards between nodes.
 Unit = namedtuple("Unit", "blocks gather reduce replicate packing unpacking exchange", defaults=(0, 0, 0, 0))
 
 
@@ -141,11 +143,11 @@ def unit_of(plan, name, w, blocks, elements):
 
 
 def unit_of_nodes(plan, w, blocks, elements):
-    """Of zero++ (llmc/parallel/zeropp.h). All travels packed, also within a node."""
+    """A unit of zero++ (llmc/parallel/zeropp.h), whose messages are all packed, also within a node."""
     X, g, K, scale = plan.X, plan.node_ranks, plan.N // plan.node_ranks, 4 / QUANTISE_BLOCK
     shard, weight, gradient = float(PACKED_ROW * ceil_div(ceil_div(elements, plan.N), PACKED_ROW)), 1 + scale, 0.5 + scale
-    node, across, part = w.neighbours(plan.N, g), w.apart(plan.N, g), K * shard # of a unit, what a rank's secondary shard has
-    # all, then what the node's ranks sum, then nodes
+    node, across, part = w.neighbours(plan.N, g), w.apart(plan.N, g), K * shard # part: a rank's secondary shard
+    # first the whole unit, then the sums of the node's ranks, then those of the nodes
     packing = g * part * (X + 2 * gradient) + part * (4 + 4 + 2 * gradient) + 4 * shard
     return Unit(blocks, w.seconds(ALL_GATHER, g * part * weight, node), w.seconds(REDUCE_SCATTER, g * part * gradient, node),
                 w.seconds(REDUCE_SCATTER, part * gradient, across), touched_seconds(plan, packing),
@@ -153,9 +155,9 @@ def unit_of_nodes(plan, w, blocks, elements):
 
 
 def units_of(plan, name, w):
-    """The root's is the first."""
+    """The root's unit comes first."""
     c = plan.shape
-    if name == "compress": # all blocks are alike, though the first bucket is smaller
+    if name == "compress": # all blocks count as equal, although the first bucket is smaller
         (root, root_packing, _), (blocks, packing, _) = segments_of(plan, w)
         block = Unit(1, 0, blocks / c.L, packing=touched_seconds(plan, packing / c.L))
         return [Unit(0, 0, root, packing=touched_seconds(plan, root_packing)), *[block] * c.L]
@@ -164,32 +166,32 @@ def units_of(plan, name, w):
     return [root, *[unit_of(plan, name, w, *cut) for cut in cuts] * c.L]
 
 
-# How many uses early a unit is gathered. ZeRO-1 and -2 gather all parameters at once, in the first micro-batch; ZeRO-3 gathers a
-# unit when it is needed; FSDP gathers one ahead, and only once a step the root and what stays after its forward pass (grad-op).
+# How many uses ahead a unit is gathered. ZeRO-1 and -2 gather all parameters at once, in the first micro-batch. ZeRO-3 gathers each
+# unit when it is needed. FSDP gathers one unit ahead; it gathers the root, and with grad-op every unit, only once a step.
 EARLY = {"zero-1": math.inf, "zero-2": math.inf, "zero-3": 0, "fsdp": 1, "zero++": 1}
-REDUCE_EACH = "zero-2", "zero-3", "fsdp", "zero++" # micro-batch; others only reduce in the last
+REDUCE_EACH = "zero-2", "zero-3", "fsdp", "zero++" # reduce in every micro-batch; the others only in the last
 
 
 def micro_batch(plan, name, units, s, micro, t):
-    """Units are used in the order root (embedding), first to last of the others, root (head, both passes), last to first. Gradients
-    are sent when a unit's backward pass ends, the root's last. In zero++ nodes exchange what has been updated before a step's first
+    """Uses the units in the order root (embedding), first to last block, root (head, both passes), last to first block. A unit's
+    gradients are sent when its backward pass ends, the root's last. In zero++ nodes exchange updated shards before a step's first
     gathers."""
     head, early = len(units), EARLY.get(name)
     order = [*range(head), 0, *range(head - 1, 0, -1)] # the unit of each use
     gathers = 0 if early is None else len(order) if early < math.inf else head if micro == 0 else 0
     last, arrives, gathered = micro == plan.accumulation - 1, {}, 0
-    here = [t.send_shared(unit.exchange) if micro == 0 else 0 for unit in units]
-    def stays(use): # since it was gathered before
+    exchanged = [t.send_shared(unit.exchange) if micro == 0 else 0 for unit in units]
+    def stays(use):
+        """Whether it was gathered before and is still there."""
         return early == 1 and (use >= head or micro > 0) and (order[use] == 0 or plan.sharding == "grad-op")
     def send_gradients(unit):
-        """Compressing comes first. Where there are replicas, they sum the shard on a communicator of their own, in the step's last
-        micro-batch; nodes do in every one."""
+        """Packs them first. Replicas sum the shard on a communicator of their own in the last micro-batch, nodes in every one."""
         t.pack(unit.packing)
         reduced = t.send(unit.reduce)
         if (last or unit.exchange > 0) and unit.replicate > 0: t.send_shared(unit.replicate, reduced)
     for use, k in enumerate(order):
         while gathered < gathers and gathered <= use + early:
-            if not stays(gathered): arrives[gathered] = t.send(units[order[gathered]].gather, since=here[order[gathered]])
+            if not stays(gathered): arrives[gathered] = t.send(units[order[gathered]].gather, since=exchanged[order[gathered]])
             gathered += 1
         if use in arrives:
             t.wait(arrives[use])
@@ -201,45 +203,44 @@ def micro_batch(plan, name, units, s, micro, t):
 
 
 # ---- tensor and context parallelism: ranks share a micro-batch ----
-# Seconds of what t ranks send to each other in a micro-batch: the sum of an activation (B,T,C), an all-reduce, or a reduce-scatter
-# where rows are cut; the gather of its rows, where they are cut; what the losses need. weights: shares of a block's forward compute
-# that make the weight gradients of qkv and proj, and of fc and fcproj.
+# Seconds of the messages between t ranks in a micro-batch: the sum of an activation (B,T,C), which is an all-reduce, or a
+# reduce-scatter if rows are cut; the gather of its rows, if they are cut; the statistics of the losses. weights: the parts of a
+# block's forward compute that equal the weight gradients of qkv and proj, and of fc and fcproj.
 TensorMessages = namedtuple("TensorMessages", "sum gather stats weights")
 
 
 def tensor_messages(plan, w):
     tp, C, tokens, on_gpu = w.neighbours(plan.N, plan.t), plan.shape.C, plan.tokens_of, plan.device == "gpu"
-    # classifier_elements (llmc/device/layers_api.h): logits that exist at a time
+    # classifier_elements (llmc/device/layers_api.h): logits that exist at a time; classifier_rows rounds them to rows
     logits = 1 << (24 if not on_gpu else 30 if plan.gpu_memory >= 1 << 36 else 29 if plan.gpu_memory >= 1 << 35 else 28)
-    rows = logits // (plan.shape.Vp // plan.t)
-    activation, chunks = float(tokens) * C * plan.X, ceil_div(tokens, max(rows // 64 * 64, 64)) # as classifier_rows has them
+    chunks = ceil_div(tokens, max(logits // (plan.shape.Vp // plan.t) // 64 * 64, 64))
     forward = block_flops(plan) / 6 # in multiply-adds per token, as are the weights of a matrix
-    return TensorMessages(w.seconds(REDUCE_SCATTER if plan.rows else ALL_REDUCE, activation, tp),
-                          w.seconds(ALL_GATHER, activation, tp) if plan.rows else 0,
+    return TensorMessages(w.seconds(REDUCE_SCATTER if plan.rows else ALL_REDUCE, plan.activation, tp),
+                          w.seconds(ALL_GATHER, plan.activation, tp) if plan.rows else 0,
                           chunks * w.seconds(ALL_GATHER, tokens / chunks * plan.t * 3 * 4, tp),
                           [(n * C * C / forward, m * C * C / forward) for n, m in ((3.0, 1.0), (4.0, 4.0))])
 
 
 def layernorms_sum(plan, w, blocks):
-    """Seconds of the sum of their gradients over t ranks, once a step, where rows are cut; else 0."""
+    """Seconds of summing the layernorms' gradients over t ranks, once a step, if rows are cut."""
     return w.seconds(ALL_REDUCE, (2 * blocks + 1) * 2.0 * plan.shape.C * plan.X, w.neighbours(plan.N, plan.t)) if plan.rows else 0
 
 
 def tensor_block(m, s, t):
-    """What does a block's forward pass, what is recomputed, and its backward pass."""
+    """Functions that do a block's forward pass, what is recomputed, and its backward pass."""
     def forward(seconds, recomputed):
-        """Of both halves rows are gathered, computed with, and summed. Recomputing omits the last product and sum."""
+        """Each half gathers rows, computes, and sums. Recomputing omits the last product and sum."""
         for half in (0, 1):
             t.wait_shared(m.gather)
             t.now += seconds / 2
             if half == 0 or not recomputed: t.wait_shared(m.sum)
     def backward():
-        """The sum of dX overlaps with both products that make dW. Where rows are cut, layernorm's output is gathered again for the
-        second one, which overlaps with the first."""
+        """The sum of dX overlaps with both products that make dW. If rows are cut, layernorm's output is gathered again for the
+        second product, which overlaps with the first."""
         for half in (1, 0):
-            column, row = (share * s.block_forward for share in m.weights[half]) # as long for dX as for dW
+            column, row = (share * s.block_forward for share in m.weights[half]) # dX takes as long as dW
             t.wait_shared(m.gather)
-            t.now += (1 - sum(map(sum, m.weights))) * s.block_forward + column + row # all that makes no weight's gradient
+            t.now += (1 - sum(map(sum, m.weights))) * s.block_forward + column + row # everything but the weights' gradients
             summed, again = t.send_shared(m.sum), t.send_shared(m.gather) if m.gather > 0 else 0
             t.now += row
             t.wait(again)
@@ -249,8 +250,8 @@ def tensor_block(m, s, t):
 
 
 def shared_micro_batch(plan, m, block, s, gradients, t):
-    """s: of a rank that has its share of the compute. gradients: seconds of the root's and a block's, which in the last micro-batch
-    are sent as ddp's are, on a queue of their own; else 0."""
+    """s: seconds of a rank's share. gradients: seconds of sending the root's and a block's, on a queue of their own as in ddp, in
+    the last micro-batch; else 0."""
     forward, again, backward = block
     t.wait_shared(m.sum) # of embeddings
     for _ in range(plan.shape.L): forward()
@@ -266,56 +267,56 @@ def shared_micro_batch(plan, m, block, s, gradients, t):
 
 
 def elements_sent(plan, w, elements):
-    """Seconds of what is sent of so many elements over the ranks that have the same part of the model, before the update and after
-    it."""
+    """Seconds of the messages about so many elements between the ranks that hold the same part of the model, before the update and
+    after it."""
     shared = plan.t * plan.p
     dp, nbytes = w.apart(plan.N, plan.t if plan.pp_outside else shared, plan.N // shared), float(elements) * plan.X
     if plan.zero_stage == 0: return w.seconds(ALL_REDUCE, nbytes, dp), 0
     return w.seconds(REDUCE_SCATTER, nbytes, dp), w.seconds(ALL_GATHER, nbytes, dp)
 
 
-# Of the root, and of a block as if its gradients had a bucket of their own.
+# A block is sent as if its gradients had a bucket of their own.
 def root_sent(plan, w): return elements_sent(plan, w, plan.shape.unit(0, plan.t))
 def block_sent(plan, w): return elements_sent(plan, w, plan.shape.block(plan.t))
 
 
 def crosses(plan, w):
-    """Whether some of the ranks of a replica of the model, which are neighbours, are in different nodes."""
+    """Whether some of the ranks that share a replica of the model, which are neighbours, are in different nodes."""
     return plan.p * plan.c > 1 and 0 < w.per_node < plan.N and (plan.pp_outside or w.per_node % (plan.p * plan.t * plan.c) != 0)
 
 
 def abreast(plan, w):
-    """Ranks of a node that send such a message to another node at the same time."""
+    """How many ranks of a node send such a message to another node at the same time."""
     return min(plan.N // plan.p, w.per_node) if plan.pp_outside else plan.t
 
 
 def hop_seconds(plan, w, nbytes):
-    """Of a message between two such neighbours. They share a node's interfaces with those that send at the same time."""
+    """Seconds of a message between two such neighbours. They share a node's interfaces with those that send at the same time."""
     link, share = (w.between, max(1, abreast(plan, w) / w.interfaces())) if crosses(plan, w) else (w.inside, 1)
     return link.alpha[ALL_GATHER] + share * nbytes / link.busbw[ALL_GATHER]
 
 
 def attend_across(plan, w, seconds, backward):
-    """A block's attention, which takes so many seconds on one rank, on the busiest of c ranks, as train_gpt2_cp does it. It
-    computes some parts, a c-th of a c-th, twice with keys of another rank: late queries see all keys of an early chunk, but half of
-    their own. A ring's gradients travel a step behind the keys and values that they belong to."""
+    """A block's attention, which takes one rank so many seconds, on the busiest of c ranks of train_gpt2_cp. A part is one chunk's
+    queries with another's keys. Late queries see all keys of an earlier chunk but only half of their own, so such a part takes
+    twice as long. A ring's gradients travel one hop behind their keys and values."""
     t, ranks, c, twice = Timeline(), w.neighbours(plan.N, plan.c), plan.c, 1 if plan.balance == "zigzag" else 2
-    numbers, part = 2.0 * plan.tokens_of / c * plan.shape.C, seconds / c**2 # keys and values of a rank
+    each, part = 2.0 * plan.tokens_of / c * plan.shape.C, seconds / c**2 # numbers in a rank's keys and values
     if plan.how == "ulysses":
         for n, took in ((3, seconds / c), (1, 0)): # an all-to-all takes as long as a reduce-scatter
-            t.wait_shared(w.seconds(REDUCE_SCATTER, n * numbers / 2 * plan.X, ranks))
+            t.wait_shared(w.seconds(REDUCE_SCATTER, n * each / 2 * plan.X, ranks))
             t.now += took
     if plan.how == "allgather":
-        t.wait_shared(w.seconds(ALL_GATHER, c * numbers * plan.X, ranks))
+        t.wait_shared(w.seconds(ALL_GATHER, c * each * plan.X, ranks))
         t.now += part * (1 + (c - 1) * twice)
-        if backward: t.wait_shared(w.seconds(REDUCE_SCATTER, c * numbers * 4, ranks))
+        if backward: t.wait_shared(w.seconds(REDUCE_SCATTER, c * each * 4, ranks))
     if plan.how == "ring":
         moved = added = 0
         for s in range(c):
-            if s < c - 1: moved = t.send_shared(hop_seconds(plan, w, numbers * plan.X))
+            if s < c - 1: moved = t.send_shared(hop_seconds(plan, w, each * plan.X))
             t.now += part * (twice if s > 0 else 1)
-            t.wait(moved) # so what was sent before it has arrived as well
-            if s > 0 and backward: added = t.send_shared(hop_seconds(plan, w, numbers * 4))
+            t.wait(moved) # everything sent before has arrived as well
+            if s > 0 and backward: added = t.send_shared(hop_seconds(plan, w, each * 4))
         t.wait(added)
     return t
 
@@ -331,19 +332,19 @@ def context_block(plan, w, s, t):
 
 # ---- a step of N ranks ----
 def update_seconds(plan, name):
-    """Seconds of AdamW, on the rank that has most to update. It reads and writes 28 bytes for each parameter: in fp32 a gradient,
-    and a weight and two moments twice; in 16 bits a gradient and a weight of 2 bytes, and a master copy and two moments twice."""
-    kept = 8 if plan.X == 4 or name == "fsdp" else 12 # bytes of its state
-    seconds = touched_seconds(plan, 28) # of an element
+    """Seconds of AdamW on the rank with most to update. It touches 28 bytes per parameter: in fp32 a gradient once, and a weight
+    and two moments twice; in 16 bits a gradient and a weight once, and a master copy and two moments twice."""
+    kept = 8 if plan.X == 4 or name == "fsdp" else 12 # bytes of a parameter's state
+    seconds = touched_seconds(plan, 28)
     return seconds and seconds * max(b.memory.get("optimizer state", 0) / kept for b in all_ranks(plan, name))
 
 
 def step(plan, name, w, s):
-    """s: of a whole model on one rank."""
+    """s: seconds of a whole model on one rank."""
     t, shared = Timeline(one_link=crosses(plan, w)), copy_ranks(plan, name)
     s = s.shared(shared)
     if name in ("tp", "cp"):
-        m = tensor_messages(plan, w) # of cp nothing, because t is 1
+        m = tensor_messages(plan, w) # cp sends none of these, because t is 1
         block = tensor_block(m, s, t) if name == "tp" else context_block(plan, w, s, t)
         gradients = root_sent(plan, w)[0], block_sent(plan, w)[0]
         for left in range(plan.accumulation - 1, -1, -1): shared_micro_batch(plan, m, block, s, (0, 0) if left else gradients, t)
@@ -356,7 +357,7 @@ def step(plan, name, w, s):
     if name == "compress": t.pack(touched_seconds(plan, sum(after for _, _, after in segments_of(plan, w))))
     compute = plan.accumulation * s.model(plan.shape.L)
     uneven = max(0, t.now - t.exposed - compute) if name == "cp" else 0
-    slowed = w.sm_share * (t.communication - t.exposed) # compute, while something is sent beside it
-    tokens = float(plan.N // shared) * plan.tokens_of * plan.accumulation # batches at the same time
+    slowed = w.sm_share * (t.communication - t.exposed) # compute is slower while messages travel
+    tokens = float(plan.N // shared) * plan.tokens_of * plan.accumulation
     seconds = compute + t.packing + uneven + t.exposed + slowed + update_seconds(plan, name)
     return StepTime(compute, t.communication, t.exposed, seconds, tokens, t.packing, uneven)

@@ -1,8 +1,8 @@
-"""What the mesh model predicts for published figures (published.toml says what they are and where they come from), side by side.
+"""--validate: published figures (published.toml has them with their sources) next to the mesh model's predictions.
 
-A row's program is known by its source: what it fuses, what it hides, what it keeps. The GPUs of torchtitan's rows have 96 GB of
-slower memory and 500 W; its document says that their peak is between those of the H100's SXM and NVL forms, so the latter's, 835
-TFLOP/s, is taken. How much faster fp8 is was set by NeMo's first row; torchtitan's rows in fp8 are not predicted.
+A row's source says which program it was: what it fuses, hides and keeps. The GPUs of torchtitan's rows have 96 GB of slower memory
+and 500 W; its document puts their peak between those of the H100's SXM and NVL forms, so the latter's 835 TFLOP/s are taken. NeMo's
+row of 4096 tokens set how much faster fp8 is, casts included; torchtitan's rows in fp8 are not predicted.
 """
 import math, statistics, tomllib
 from collections import namedtuple
@@ -15,8 +15,7 @@ from dev.plan.shapes import SHAPES, bytes_of_states
 
 PUBLISHED = Path(__file__).with_name("published.toml")
 BYTES = ("state_gb", "largest_b", "largest_ran_b", "parameters_b", "fits", "peak_gib", "weights_mib", "gradients_mib",
-         "optimizer_mib",
-         "activations_mib")
+         "optimizer_mib", "activations_mib")
 TIMES = ("tflops", "seconds", "tokens", "mfu", "hfu", "forward_ms", "backward_ms")
 COUNTED = {name: [kind for kind in group if kind not in ("mfu", "parameters_b")] # these two repeat others
            for name, group in (("bytes", BYTES), ("times", TIMES))}
@@ -49,7 +48,7 @@ def read_published():
 # NVLink a forward pass took 470 ms, of which 60 computed (github.com/deepspeedai/DeepSpeed, issue 1174 and pull request 1188, which
 # says that "the async version is not async at all"). So 10.2 GB were gathered in 410 ms; 900 ms backward agree.
 # FlashAttention-2 on an H100: 335 TFLOP/s forward and backward (arXiv 2307.08691, section 4.1), of which a seventh computes scores
-# again. How much faster fp8 is, with its casts, was set by NeMo's row of 4096 tokens.
+# again.
 DEEPSPEED_BUSBW = 10.2e9 * 7 / 8 / 0.410
 FLASH2, FP8 = 335e12 / 989e12 * 6 / 7, 1.54
 MEGATRON_2021 = Program(False, False, False, 1.3, 2, 6) # dropout; the optimizer after one all-reduce
@@ -76,7 +75,7 @@ def plan_of(r, reserve):
 
 def state_bytes(r): return sum(bytes_of_states(r.zero, r.dp))
 def predict(r, reserve):
-    """What is predicted for a row, in its unit; NaN: nothing."""
+    """The prediction for a row, in its unit; NaN: none."""
     if r.kind == "state_gb": return 1e-9 * float(r.model) * state_bytes(r)
     if r.kind == "largest_b": return 32 * r.tp / state_bytes(r)
     if r.kind == "parameters_b": return 1e-9 * SHAPES[r.model].parameters()
@@ -97,13 +96,13 @@ def predict(r, reserve):
 
 # ---- all rows ----
 def offs(pairs, kinds):
-    """How much slower or larger one is than the other, of the rows of these kinds that are predicted."""
+    """How far predictions are from rows of these kinds, as shares."""
     ratios = [x / r.value for r, x in pairs if r.kind in kinds and r.kind != "fits" and not math.isnan(x)]
     return [max(ratio, 1 / ratio) - 1 for ratio in ratios]
 
 
 def summary(pairs):
-    """Medians of bytes and of times, and the furthest."""
+    """The medians of bytes and of times, and the furthest."""
     return {name: statistics.median(offs(pairs, kinds) or [math.nan]) for name, kinds in COUNTED.items()} | {
         "furthest": max(offs(pairs, BYTES + TIMES), default=math.nan)}
 
@@ -119,11 +118,10 @@ def answer(o):
     def percents(mine): return {name: "-" if math.isnan(x) else f"{100 * x:.1f} %" for name, x in summary(mine).items()}
     groups = ((source, [*mine]) for source, mine in groupby(pairs, key=lambda pair: pair[0].source))
     sources = [{"name": source, "rows": len(mine), **percents(mine)} for source, mine in groups]
-    lines = [f"{name:<9}{len(offs(pairs, kinds)):3d} rows, half of them within {percents(pairs)[name]}" for name,
-             kinds in COUNTED.items()]
+    lines = [f"{name:<9}{len(offs(pairs, kinds)):3d} rows, half of them within {percents(pairs)[name]}"
+             for name, kinds in COUNTED.items()]
     fits = [r.value == x for r, x in pairs if r.kind == "fits"]
     return [every, Table("source", plain(("rows", "bytes", "times", "furthest")), sources), "", *lines,
             f"fits     {sum(fits)} of {len(fits)} right",
             f"not predicted: {sum(math.isnan(x) for r, x in pairs if r.kind != 'fits')} rows, torchtitan's in fp8, or what a "
-            "paper calls"
-            " HFU"], lambda: {"rows": rows}
+            "paper calls HFU"], lambda: {"rows": rows}

@@ -51,20 +51,17 @@ def losses(run):
     slow, usual = (sum(causes[name] for name in ("computing", "rest", "data")) for causes in (found["slowest"], others))
     waiting = (f"slowest rank: ranks wait for slower ones for {others['waiting']:.1f} of {step:.1f} ms, and rank "
                f"{found['slowest_rank']} least; a step keeps it busy for {slow:.1f} ms and the others for {usual:.1f}; see what "
-               "else "
-               "runs there")
+               "else runs there")
     m, more = found["micro_batches"], 4
     stages = (f"bubble: stages wait for {bubble:.1f} of {step:.1f} ms, with {m} micro-batch{'' if m == 1 else 'es'} on "
               f"{found['stages']} stages; with {more * m} (--total-batch-size {more * found['tokens_per_step']}) it is as long, "
-              "and "
-              f"{100 * bubble / (more * (step - bubble) + bubble):.0f} % of a step instead of {100 * bubble / step:.0f}")
+              f"and {100 * bubble / (more * (step - bubble) + bubble):.0f} % of a step instead of {100 * bubble / step:.0f}")
     data = f"data: steps wait for it for {run.mean['data']:.1f} of {step:.1f} ms; put --data on a faster disk"
     lost = [(others["rest"], rest), (others["waiting"], waiting), (bubble, stages), (run.mean["data"], data)]
     if not run.share: return lost
     return [*lost, (run.computing - run.share, f"computing: a rank computes for {run.computing:.1f} ms, and a perfect share of one "
                     f"rank's step is {run.share:.1f}; ranks share memory or cores, repeat work such as the update, or have "
-                    "products "
-                    "too small to be fast")]
+                    "products too small to be fast")]
 
 
 # ---- communication ----

@@ -4,6 +4,7 @@ with measured ones.)"""
 import functools, json, re, subprocess
 import pytest
 from rows import rows_of, short
+from dev.lib import UNITS
 from dev.plan.plans import METHODS
 from suite import ROOT, TOKENS, assert_refused, assert_says, command, program, rest, succeeds, train, trained
 
@@ -220,7 +221,7 @@ def test_errors(options, patterns):
 # ---- bytes: the training programs' own ----
 MODEL = "--model d3 --heads 4 --channels 48 --seq-len 24" # units that 2 ranks cannot share without padding
 RUN = f"--data {TOKENS} --val-data= --eval-every 0 --sample-every 0"
-KINDS = ("parameters", "gradients", "optimizer state", "communication", "activations")
+KINDS = ("parameters", "gradients", "optimizer state", "communication", "activations", "errors")
 
 
 def test_a_program_answers_what_it_predicts_without_data_tokenizer_or_device():
@@ -243,18 +244,19 @@ def test_a_program_answers_what_it_predicts_without_data_tokenizer_or_device():
 def assert_rounds_to(text, number, what):
     """"12.3 MB" is this number, rounded."""
     digits, unit = text.split()
-    number /= {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+    number /= UNITS[unit]
     assert abs(float(digits) - number) <= (0.0501 if "." in digits else 0.501), f"{what}: {text} and {number}"
 
 
-def both(name, options, batch, copies, micro, ranks, precision="fp32", of_run="--steps 1", kinds=KINDS, column=None):
+def both(name, options, batch, copies, micro, ranks, precision="fp32", column=None):
     """A run, and all ways that plan has of the same: what it keeps and sends must be what that column says."""
+    of_run = "--compress-from 0 --recompute none --steps 2" if name == "compress" else "--steps 1"
     run = trained(name, f"{MODEL} {options} --batch-size {batch} --total-batch-size {24 * batch * copies * micro}", RUN, of_run,
                   ranks=ranks, precision=precision)
     planned = ways(*re.sub("--zero-stage [123]" if name == "zero" else "$", "", f"{MODEL} {options}").split(),
                    f"--batch-size {batch} --accumulation {micro} --vocab-size 257 --device cpu --precision {precision} --ranks {ranks}")
     way, predicted, again = planned[column], run.about["predicted_bytes"], "--recompute block" in options
-    for kind in kinds: assert predicted[kind] == way["bytes_recomputed" if again else "bytes"][kind], kind
+    for kind in KINDS: assert predicted.get(kind, 0) == way["bytes_recomputed" if again else "bytes"][kind], kind
     if "zigzag" in options: # plan has a rank that sends most, and rank 0 sends less
         assert_rounds_to(re.search(r"^sent a step by rank 1, most .*\n +bytes +[0-9.]+ kB +([0-9.]+ kB)", run.out, re.M)[1],
                          way["sent_per_step"], "sent")
@@ -281,18 +283,14 @@ ROWS = "--tensor-parallel 2 --sequence-parallel"
     rest("cp", "cp 4", 4, 4, 1, "--context-parallel 4 --cp ulysses"),
     rest("cp", "cp 3", 3, 3, 2, "--context-parallel 3 --cp allgather"),
     rest("bf16 cp", "cp 2", 2, 2, 1, "--context-parallel 2 --cp ring"),
-    rest("bf16 pp", "rank 0", 3, 3, 2, "--pipeline-parallel 3 --schedule 1f1b")], ids=short)
+    rest("bf16 pp", "rank 0", 3, 3, 2, "--pipeline-parallel 3 --schedule 1f1b"),
+    ("compress", "ddp top-k", 2, 1, 1, "--compress top-k"), ("compress", "ddp powersgd", 3, 1, 1, "--compress powersgd --rank 2"),
+    ("compress", "ddp int8", 3, 1, 1, "--compress int8 --bucket-mb 0.02"),
+    *[rest("compress", f"ddp {method}", ranks, 1, 1, f"--compress {method}") for ranks in (2, 3) for method in METHODS[1:]],
+    *[rest(f"{precision} compress", "ddp int8", 2, 1, 1, "--compress int8") for precision in ("bf16", "fp16")]], ids=short)
 def test_bytes_are_the_programs_own(name, column, ranks, shared, micro, options):
-    both(name.split()[-1], options, 3, ranks // shared, micro, ranks, "bf16" if " " in name else "fp32", column=column)
-
-
-@pytest.mark.parametrize("method, ranks, options, precision", [
-    ("top-k", 2, "", "fp32"), ("powersgd", 3, "--rank 2", "fp32"), ("int8", 3, "--bucket-mb 0.02", "fp32"),
-    *[rest(method, ranks, "", "fp32") for ranks in (2, 3) for method in METHODS[1:] if (method, ranks) != ("top-k", 2)],
-    rest("int8", 2, "", "bf16"), rest("int8", 2, "", "fp16")], ids=short)
-def test_bytes_are_train_gpt2_compresss(method, ranks, options, precision):
-    both("compress", f"--compress {method} {options}", 3, ranks, 1, ranks, precision,
-         "--compress-from 0 --recompute none --steps 2", (*KINDS, "errors"), f"ddp {method}")
+    *precision, program = name.split()
+    both(program, options, 3, ranks // shared, micro, ranks, *precision, column=column)
 
 
 def assert_same_totals(run, planned, ranks, options):
