@@ -1,7 +1,7 @@
 # make                        build the training programs, and the default data
 # make train_gpt2_single      build one of them; then run ./train_gpt2_single
 # make demo                   train a small GPT-2 on 4 ranks, about a minute; DEMO='--steps 100' adds options
-# make test                   check every claim about the CPU programs, in a few minutes; TESTS='-k tp' chooses
+# make test                   check all claims about correctness, memory and bytes on the CPU, in minutes; TESTS='-k tp' chooses
 # make test-all               add sanitizers, thread races, emulated GPUs, deliberate mistakes, fuzzing; takes hours
 # make doctor                 report what is installed, what is missing, and which of these commands will work
 # make bench                  time the programs against PyTorch and llm.c

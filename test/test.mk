@@ -86,7 +86,7 @@ BEGAN := $(if $(filter test test-all,$(MAKECMDGOALS)),$(shell date +%s))
 SECONDS_SINCE = $$(($$(date +%s) - $(BEGAN)))
 RELIED_ON := layers and 20-step runs of every program agree with PyTorch, programs with each other to the bit, bytes \
     are as predicted, bad input and dead ranks lose nothing
-# Every claim about the CPU's programs once, some minutes. TESTS='-k tp' chooses.
+# Every claim about correctness, memory and bytes on the CPU once, some minutes. TESTS='-k tp' chooses.
 test: test-programs
 	@built=$(SECONDS_SINCE); echo "the programs are built, in $$built s; now the tests"; $(RUN_TESTS) --tier quick && \
 	    echo "make test passed in $(SECONDS_SINCE) s, of which $$built s built the programs:" \

@@ -209,14 +209,14 @@ while [ $# -gt 1 ]; do [ "$1" = --out ] && out=$2; shift; done
 
 SMALL, TIMES = "--model d2 --channels 16 --heads 2 --seq-len 16", r"\d+ ms \| \d+ % \| \d+ %"
 OF_A_RUN = r"\d+ MB \| [\d.]+ MB \| x [\d.]+ \| [\d.]+ %"
+OF_A_SPREAD = r"\d+ MB \| [\d.]+ MB \| x [\d.]+ to [\d.]+ \| [\d.]+ %"
 DDP = {r"DDP \| .* \| x 1.00 \| .*": 1}
 
 
 @pytest.mark.rest
 @pytest.mark.parametrize("options, rows", [
     (f"readme_table --rounds 1 --steps 3 {SMALL}", {
-        fr"(?:DDP|ZeRO stage [123]|FSDP|(?:tensor|pipeline) parallel|DDP, gradients in int8|mesh, `dp=2`, ZeRO stage 1) \| "
-        fr"{OF_A_RUN}": 9,
+        fr"(?:DDP|ZeRO stage [123]|FSDP|(?:tensor|pipeline) parallel|DDP, gradients in int8) \| {OF_A_SPREAD}": 8,
         r"single \| \d+ MB \| \| 1 \|": 1}),
     (f"readme_table --rounds 1 --steps 3 --table tp {SMALL}", DDP | {fr"(?:tensor parallel|`--[-a-z ]*`) \| {OF_A_RUN}": 3}),
     (f"readme_table --rounds 1 --steps 3 --table pp {SMALL} --layers 4", DDP | {
