@@ -1,12 +1,12 @@
 # make                        build the training programs, and the default data
 # make train_gpt2_single      build one of them; then run ./train_gpt2_single
 # make demo                   train a small GPT-2 on 4 ranks, about a minute; DEMO='--steps 100' adds options
-# make test                   check all claims about correctness, memory and bytes on the CPU, in minutes; TESTS='-k tp' chooses
+# make test                   check correctness, memory and bytes on the CPU, in about five minutes; TESTS='-k tp' chooses
 # make test-all               add sanitizers, thread races, emulated GPUs, deliberate mistakes, fuzzing; takes hours
 # make doctor                 report what is installed, what is missing, and which of these commands will work
 # make bench                  time the programs against PyTorch and llm.c
-# make check-programs         prove that programs differ only where they must
-# make merge-3d               make chapter 8's program by git's merge of tensor and pipeline parallelism
+# make check-programs         check that programs differ only where they must, and print the size of each diff
+# make merge-3d               show chapter 8's program as git's merge of tp and pp: conflicts, resolutions, additions
 # make lab PROGRAM=ddp        make a program to write yourself; make check-lab PROGRAM=ddp grades it
 # make cluster NODES=4        turn this machine into a cluster; make cluster-down ends it
 # make site                   build the course as pages for a browser
