@@ -5,10 +5,10 @@
     build/schedule --p 8 --m 32 --compare
     build/schedule --trace run.json
 
-The picture has a row per rank. F0 is the forward pass of micro-batch 0, B0 its backward pass, I0 and W0 the two halves of one: the
-gradient of the input, and those of the weights. Each chunk after the first has a prime; dots are waiting. Below the picture are
-each rank's times, its peak of activations, and the bubble with its parts (doc/reference/pipelines.md). schedule_play.py plays schedules, in the
-order that train_gpt2_pp has, and timeline.py reads a run's actions. (build/plan has the bytes.)
+The picture has a row per rank. F0 is the forward pass of micro-batch 0, B0 its backward pass, I0 and W0 the two halves of one:
+the gradient of the input, and those of the weights. Each chunk after the first has a prime; dots are waiting. Below the picture
+are each rank's times, its peak of activations, and the bubble with its parts (doc/reference/pipelines.md). schedule_play.py plays
+schedules, in the order that train_gpt2_pp has, and timeline.py reads a run's actions. (build/plan has the bytes.)
 """
 import math, sys
 from argparse import Namespace
