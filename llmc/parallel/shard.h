@@ -10,7 +10,7 @@ last shards end in padding: zeros with zero gradients, which stay zero and are n
 #include "../model/gpt2.h"
 
 enum { NO_UNIT = -1 };
-#define SHARD_ALIGNMENT 16 // elements, so that kernels may read every shard 16 bytes at a time
+#define SHARD_ALIGNMENT 16 // elements, so that every shard begins at a multiple of 16 bytes in any precision
 
 typedef struct {
     size_t n;      // elements of each rank's shard of a unit
