@@ -2,10 +2,11 @@
 
 One sequence (or --batch-size), of which each rank has --tokens tokens: it grows with --ranks. With --seq-len among the other
 options it is as long as that on any number of ranks. Megabytes per rank: state is parameters, gradients and optimizer state;
-exchanged: what attention's exchange has buffers for; total: also the layers' workspace; sent, most: by attention in a step, without
-gradients, as the mean of all ranks and by the rank that sends most. pairs: of query and key, the busiest rank's over the mean's. A
-run that counts other bytes or pairs than it predicted, or than the formulas below say, ends this script. --svg draws which rank has which queries, and how many keys they see; --ring-svg what a ring's forward pass
-waits for, where a message takes 0.4 of a mean part's time."""
+exchanged: what attention's exchange has buffers for; total: also the layers' workspace; sent, most: by attention in a step,
+without gradients, as the mean of all ranks and by the rank that sends most. pairs: of query and key, the busiest rank's over
+the mean's. A run that counts other bytes or pairs than it predicted, or than the formulas below say, ends this script. --svg
+draws which rank has which queries, and how many keys they see; --ring-svg what a ring's forward pass waits for, where a
+message takes 0.4 of a mean part's time."""
 import dev.lib as m
 from dev.tools.svg import Svg
 
