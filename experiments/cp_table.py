@@ -2,10 +2,11 @@
 
 One sequence (or --batch-size), of which each rank has --tokens tokens: it grows with --ranks. With --seq-len among the other
 options it is as long as that on any number of ranks. Megabytes per rank: state is parameters, gradients and optimizer state;
-exchanged: what attention's exchange has buffers for; sent: by attention in a step, by rank 0, without gradients. pairs: of query
-and key, the busiest rank's over the mean's. A run that counts other bytes or pairs than it predicted, or than the formulas below
-say, ends this script. --svg draws which rank has which queries, and how many keys they see; --ring-svg what a ring's forward pass
-waits for, where a message takes 0.4 of a mean part's time."""
+exchanged: what attention's exchange has buffers for; total: also the layers' workspace; sent, most: by attention in a step,
+without gradients, as the mean of all ranks and by the rank that sends most. pairs: of query and key, the busiest rank's over
+the mean's. A run that counts other bytes or pairs than it predicted, or than the formulas below say, ends this script. --svg
+draws which rank has which queries, and how many keys they see; --ring-svg what a ring's forward pass waits for, where a
+message takes 0.4 of a mean part's time."""
 import dev.lib as m
 from dev.tools.svg import Svg
 
@@ -23,12 +24,18 @@ def pairs(r, c, T, way):
     return sum(queries * queries * chunk + queries * (queries + 1) // 2 for chunk in chunks(r, c, way))
 
 
+def keys_sent(c, n, way, rank):
+    """Elements of keys and values that a rank sends in one pass over a block, with n elements of (B,T,C) on each. A rank sends to
+    the rank below it, which in zigzag needs only the first half of what belongs to the ranks below itself. From rank 0 they go to
+    the last rank, which needs half of all others."""
+    below = (rank - 1) % c
+    return 2 * n * (c - 1) - (n * below if way == "zigzag" else 0)
+
+
 def sent(c, n, X, way):
-    """Bytes of a block in a step by rank 0: n elements are its own of (B,T,C). It sends to the last rank, which in zigzag needs
-    only the first half of all keys and values that come to it."""
+    """Bytes of a block in a step by rank 0."""
     if way == "ulysses": return 8 * n * (c - 1) / c * X
-    kv = (1 if way == "zigzag" else 2) * n * (c - 1)
-    return 2 * kv * X + 2*n * (c - 1) * 4
+    return 2 * keys_sent(c, n, way, 0) * X + 2*n * (c - 1) * 4
 
 
 def measure(x):
@@ -51,14 +58,16 @@ def row(r):
     attention = r["sent"] - 2 * (c - 1) / c * (P * r["width"] + 8)
     formula = L * sent(c, n, r["width"], way) if not r["recomputed"] else attention
     if abs(attention - formula) > 1: m.fail(f"{way} on {c} ranks: attention sent {attention} bytes, by formula {formula}")
+    passes = 3 if r["recomputed"] else 2
+    ranks = [attention + L * passes * r["width"] * (keys_sent(c, n, way, rank) - keys_sent(c, n, way, 0)) for rank in range(c)]
     work = [B * NH * L * pairs(rank, c, T, way) for rank in range(c)]
     if way == "ulysses": work = [sum(work) / c]
     if r["pairs"] != max(work): m.fail(f"{way} on {c} ranks: {r['pairs']} pairs, by formula {max(work)}")
     state = sum(kinds[kind] for kind in ("parameters", "gradients", "optimizer state"))
-    print("%2d %6d  %-9s %7.1f %12.1f %10.1f %7.1f %7.1f %7.2f" % (c, T, way, state / 1e6, kinds["activations"] / 1e6,
+    print("%2d %6d  %-9s %7.1f %12.1f %10.1f %7.1f %7.1f %7.1f %7.2f" % (c, T, way, state / 1e6, kinds["activations"] / 1e6,
                                                                    kinds["communication"] / 1e6,
-          (state + sum(kinds[kind] for kind in ("activations", "communication", "workspace"))) / 1e6, attention / 1e6,
-          max(work) * len(work) / sum(work)))
+          (state + sum(kinds[kind] for kind in ("activations", "communication", "workspace"))) / 1e6, sum(ranks) / c / 1e6,
+          max(ranks) / 1e6, max(work) * len(work) / sum(work)))
 
 
 def draw_work(c, size=220):
@@ -109,7 +118,7 @@ def draw_ring(c, hop=0.4, unit=62):
 
 
 def show(d, o):
-    print(" c      T  way         state  activations  exchanged   total    sent   pairs")
+    print(" c      T  way         state  activations  exchanged   total    sent    most   pairs")
     for r in d.records(): row(r)
     m.picture(o.svg, lambda: draw_work(4))
     m.picture(o.ring_svg, lambda: draw_ring(4))

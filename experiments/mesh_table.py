@@ -1,13 +1,14 @@
-"""The tables of chapter 8: memory, traffic along each axis and speed of meshes, measured on this machine.
+"""Meshes as in chapter 8: memory, traffic along each axis and speed, measured on this machine.
 
-A mesh is written as replicas of the model x parts of each matrix x pipeline stages, as 2x4x1; with z behind it --zero-stage 1,
-with s --sequence-parallel. All have the same 16 sequences a step: where there are stages in micro-batches of 2 each, elsewhere in
-one micro-batch. Memory is that of the rank that keeps most, bytes are those of rank 0; a run in which a rank keeps or sends
-anything but what it predicted, in all or along an axis, ends this script. Times are medians over all steps but each run's first;
-the meshes take turns in every round, with a thread for each rank. efficiency: the time of one device with the whole batch on one
-thread, over the time of the mesh and the number of cores. waits: the share of a step in which rank 0 waits for others. computes:
-how much of a step ranks compute if each of F, I and W of the whole model lasts 160 ms (--emulate-ms), by the formula and
-measured: what shared cores cannot show."""
+A mesh is written as replicas of the model x parts of each matrix x pipeline stages, as 2x4x1; with z behind it --zero-stage
+1, with s --sequence-parallel. All have the same 16 sequences a step: where there are stages in micro-batches of 2 each,
+elsewhere in one micro-batch, whose activations take more. (Chapter 8 compares memory at one size of micro-batch, with
+--predict.) Memory is that of the rank that keeps most, bytes are those of rank 0; a run in which a rank keeps or sends
+anything but what it predicted, in all or along an axis, ends this script. Times are medians over all steps but each run's
+first; the meshes take turns in every round, with a thread for each rank. efficiency: the time of one device with the whole
+batch on one thread, over the time of the mesh and the number of cores. waits: the share of a step in which rank 0 waits for
+others. computes: how much of a step ranks compute if each of F, I and W of the whole model lasts 160 ms (--emulate-ms), by
+the formula and measured: what shared cores cannot show."""
 import re
 import dev.lib as m
 

@@ -31,7 +31,7 @@ PICTURES = {  # a file: its title, and each rank's buffer at one moment after an
     "00_all-to-all": ("all-to-all", {"before": INPUT, "after": [[INPUT[i][r] for i in range(N)] for r in range(N)]}),
     "00_send": ("send and receive: rank r to rank r + 1", {"before": INPUT, "after": [[None] * N] + INPUT[:-1]}),
     # shard r*M + a belongs to rank r of node a: ranks 0 and 1 are node 0, ranks 2 and 3 node 1
-    "10_hops": ("ZeRO++: gradients of four shards, two nodes of two ranks", {
+    "10_hops": ("ZeRO++: gradients of four shards; ranks 0 and 1 are node 0, ranks 2 and 3 node 1", {
         "each rank's gradients": INPUT, "hop 1, within a node": HOP, "hop 2, across nodes":
             [alone(0, SUMS), alone(2, SUMS), alone(1, SUMS), alone(3, SUMS)]}),
 }
