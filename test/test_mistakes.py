@@ -99,6 +99,28 @@ def test_every_mistake_can_be_made(path, tmp_path):
         mistake.make_in(tmp_path)
 
 
+def chooses(expression, name):
+    """What pytest's -k does with a test's name."""
+    words = re.sub(r"[^\s()]+", lambda word: word[0] if word[0] in ("and", "or", "not") else str(word[0] in name), expression)
+    return eval(words or "True")
+
+
+@pytest.mark.rest
+def test_every_entry_chooses_tests_that_exist():
+    """Otherwise this is noticed only when its mistake is made. Claims of C programs are found where they run."""
+    listed = suite.command(sys.executable, "-m pytest --collect-only -q --tier=all -p no:cacheprovider -p no:xdist",
+                           suite.ROOT / "test").out
+    names = re.findall(r"^test/\S*?(\w+)\.py(::.*)", listed, re.M)
+    assert len(names) > 1000, listed[-1000:]
+    entries = {entry.lstrip("!") for path in LISTS for mistake in mistakes_of(path) for entry in mistake.tests}
+    empty = []
+    for entry in entries:
+        module, _, which = entry.partition(":")
+        tests = [module + name for file, name in names if file == module.removesuffix(".py")]
+        if tests and not any(chooses(which.lower(), name.lower()) for name in tests): empty.append(entry)
+    assert empty == []
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("mistake", [mistake for path in LISTS for mistake in mistakes_of(path)], ids=lambda mistake: mistake.name)
 def test_a_mistake_fails_the_tests_meant_for_it(mistake, tmp_path):
