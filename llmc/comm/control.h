@@ -27,6 +27,7 @@ static inline void control_init(Control* c, RankInfo ranks, double timeout, cons
     memset(c, 0, sizeof *c);
     c->ranks = ranks;
     c->timeout = timeout;
+    c->looked = now_seconds();
     c->grace = control_leave_seconds();
     c->out = out;
     c->listener = c->wake[0] = c->wake[1] = c->sigterm = c->progress.fd = -1;
@@ -120,9 +121,8 @@ static inline bool control_ready(int fd, short events, double until) {
 // The same while ranks meet: `until` and all deadlines below are times of control_time.
 static inline bool control_wait(Control* c, int fd, short events, double until) {
     for (;;) {
-        double turn = now_seconds(), wait = fmax(0, fmin(CONTROL_BEAT, until - control_time(c)));
-        bool ready = control_ready(fd, events, turn + wait);
-        c->stopped += control_stopped(turn, wait);
+        double wait = fmax(0, fmin(CONTROL_BEAT, until - control_time(c)));
+        bool ready = control_ready(fd, events, now_seconds() + wait);
         if (ready || wait <= 0) return ready;
     }
 }
@@ -164,7 +164,9 @@ static inline int control_try(Control* c, const char* host, const char* port, do
     struct addrinfo hints, *all = NULL;
     memset(&hints, 0, sizeof hints);
     hints.ai_socktype = SOCK_STREAM;
-    if (getaddrinfo(host, port, &hints, &all) != 0) return -1; // a name may not be known yet
+    int failed = getaddrinfo(host, port, &hints, &all);
+    c->looked = now_seconds(); // a slow name server is a wait, not a stop
+    if (failed) return -1;     // a name may not be known yet
     int found = -1;
     for (struct addrinfo* a = all; a && found < 0; a = a->ai_next) {
         int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error = 0, on = 1;
@@ -190,12 +192,10 @@ static inline void control_connect(Control* c, const char* port, const char* hos
         for (const char* p = hosts; c->peers[0].fd < 0 && sscanf(p, " %255s%n", host, &used) == 1; p += used)
             c->peers[0].fd = control_try(c, host, port, until);
         if (c->peers[0].fd >= 0) break;
+        usleep(100000);
         require(control_time(c) < until, "rank %d could not reach rank 0 at%s, port %s, within %g s (--comm-timeout):"
                 " check that rank 0 has started, and that no firewall is in the way",
                 c->ranks.rank, hosts, port, c->timeout);
-        double turn = now_seconds();
-        usleep(100000);
-        c->stopped += control_stopped(turn, 0.1);
     }
     c->peers[0].joined = true;
     c->peers[0].heard = now_seconds();
@@ -208,11 +208,8 @@ static inline void control_connect(Control* c, const char* port, const char* hos
 static inline void control_await_all(Control* c) {
     double until = control_time(c) + c->timeout;
     pthread_mutex_lock(&c->lock);
-    while (c->joined < c->ranks.size - 1 && control_time(c) < until) {
-        double turn = now_seconds(), wait = fmin(CONTROL_BEAT, until - control_time(c));
-        control_wait_changed(c, turn + wait);
-        c->stopped += control_stopped(turn, wait);
-    }
+    for (double left; c->joined < c->ranks.size - 1 && (left = until - control_time(c)) > 0;)
+        control_wait_changed(c, now_seconds() + fmin(CONTROL_BEAT, left));
     bool* missing = new_array(bool, c->ranks.size);
     for (int r = 1; r < c->ranks.size; r++) missing[r] = !c->peers[r].joined;
     bool all = c->joined == c->ranks.size - 1;

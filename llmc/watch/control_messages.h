@@ -117,7 +117,7 @@ typedef struct {
     int sigterm;               // a signalfd; -1: SIGTERM is ignored, or somebody else handles it
     bool told;                 // SIGTERM has arrived
     pid_t process;
-    double stopped;            // seconds for which this process was stopped before it had joined
+    double looked, stopped;    // control_time: the last look at the clock, and seconds in which this process was stopped
     double turn, last_beat;    // when the watchdog last looked at the clock, and last sent heartbeats
     double sigterm_at;         // when SIGTERM was noticed, 0: not
     ControlReason reason;      // why the run ends
@@ -136,8 +136,14 @@ static inline double control_stopped(double turn, double wait) {
     double late = now_seconds() - turn - wait;
     return late < CONTROL_STOPPED ? 0 : late;
 }
-// The clock for the deadline of joining. It stands still while this process is stopped. Only for the main thread.
-static inline double control_time(const Control* c) { return now_seconds() - c->stopped; }
+// The clock for the deadline of joining. It stands still while this process is stopped: whoever waits looks at it every
+// beat, so a longer time between two looks was none of waiting, wherever the stop came. Only for the main thread.
+static inline double control_time(Control* c) {
+    double late = control_stopped(c->looked, CONTROL_BEAT);
+    c->looked = now_seconds();
+    c->stopped += late;
+    return c->looked - c->stopped;
+}
 
 // Waits for `changed`, at most until `until` of now_seconds(); the caller holds the lock.
 static inline void control_wait_changed(Control* c, double until) {

@@ -643,6 +643,17 @@ TEST(a_rank_that_cannot_reach_rank_0_says_where_it_tried) {
     close(fd);
 }
 
+// The clock is told that nobody looked at it for a while, wherever in the program that was.
+TEST(time_in_which_nobody_looked_at_the_clock_of_joining_counts_as_stopped) {
+    control_init(&control, rank_of(0, 2), LONG, "");
+    double before = control_time(&control);
+    control.looked -= 0.5 * CONTROL_STOPPED;
+    double after = control_time(&control);
+    assert_true(after >= before);
+    control.looked -= 100;
+    assert_true(after - control_time(&control) > 99);
+}
+
 static RunningChild one_of_two(int rank, const char* place) {
     RunningChild child = child_start();
     if (child.pid > 0) return child;
@@ -670,9 +681,10 @@ TEST(time_in_which_a_rank_was_stopped_before_all_have_met_counts_as_no_wait) {
     usleep(5500000);
     for (int r = 0; r < 2; r++) kill(first[r].pid, SIGCONT);
     usleep(300000);
+    RunningChild other[2];
+    for (int r = 0; r < 2; r++) other[r] = one_of_two(1 - r, places[r]);
     for (int r = 0; r < 2; r++) {
-        RunningChild other = one_of_two(1 - r, places[r]);
-        FREED_BY(child_free) Child one = child_end(first[r]), two = child_end(other);
+        FREED_BY(child_free) Child one = child_end(first[r]), two = child_end(other[r]);
         if (one.status != 0 || two.status != 0) fail_msg("rank %d was stopped: %s%s", r, one.err, two.err);
         close(fds[r]);
     }
