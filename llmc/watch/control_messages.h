@@ -117,7 +117,7 @@ typedef struct {
     int sigterm;               // a signalfd; -1: SIGTERM is ignored, or somebody else handles it
     bool told;                 // SIGTERM has arrived
     pid_t process;
-    double looked, stopped;    // control_time: the last look at the clock, and seconds in which this process was stopped
+    double looked, stopped;    // control_time: the last look at the clock, and seconds of being stopped so far
     double turn, last_beat;    // when the watchdog last looked at the clock, and last sent heartbeats
     double sigterm_at;         // when SIGTERM was noticed, 0: not
     ControlReason reason;      // why the run ends
