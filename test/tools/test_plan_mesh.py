@@ -180,7 +180,7 @@ def test_published_rows_are_possible():
     for r in ROWS:
         assert (r.value > 0 or r.kind == "fits") and (r.gpu in GPUS or r.gpu in ("v100-32", "h100-96")) and r.bits in (8, 16)
         assert r.kept in ("", ALL, SELECTED, HALF, INPUTS) and 0 <= r.zero <= 3
-        if r.source.startswith("ZERO"): continue
+        if r.source.startswith("ZeRO"): continue
         s = SHAPES[r.model]
         assert s.NH % r.tp == 0 and r.batch % (r.micro * r.dp) == 0, r
         # 126 blocks on 8 ranks do not divide: embedding and head count as one block each
@@ -189,7 +189,7 @@ def test_published_rows_are_possible():
 
 @pytest.mark.parametrize("model, gpus", [("22b", 8), ("175b", 64), ("530b", 280), ("1t", 512), ("530b", 2240)])
 def test_korthikantis_utilizations_agree_with_seconds(model, gpus):
-    mfu = published("KOR5", f"megatron-{model}", "mfu", gpus)
+    mfu = published("Megatron 2022, table 5", f"megatron-{model}", "mfu", gpus)
     t, after, s = ROWS[ROWS.index(mfu) - 1], ROWS[ROWS.index(mfu) + 1], SHAPES[mfu.model] # rows cut, attention recomputed
     assert (t.kind, t.gpus, t.kept) == ("seconds", gpus, "selected")
     assert 100 * t.batch * t.T / (t.value * gpus * 312e12) * s.flops(t.T, False) == pytest.approx(mfu.value, rel=0.006)
@@ -198,7 +198,7 @@ def test_korthikantis_utilizations_agree_with_seconds(model, gpus):
 
 
 def test_other_figures_agree_with_one_another():
-    def llmc(kind): return published("LLMC", "gpt2-xl", kind).value
+    def llmc(kind): return published("llm.c", "gpt2-xl", kind).value
     s = SHAPES["gpt2-xl"]
     assert 1024 * 1024 / (llmc("tokens") * 8) == pytest.approx(llmc("seconds"), rel=1e-4)
     mfu = 100 * s.flops_per_token(1024) * 1048576 / (llmc("seconds") * 8 * 989e12) # llm.c's own count
@@ -207,17 +207,19 @@ def test_other_figures_agree_with_one_another():
     elements = s.parameters() + (50304 - 50257) * 1600
     assert llmc("weights_mib") == llmc("gradients_mib") == 2 * elements // MIB
     assert llmc("optimizer_mib") == 3 * (elements // 2 // MIB)
-    first = ROWS.index(published("TITAN", "llama3-8b", "tokens")) # torchtitan: "33% to 39% MFU" of its first two rows
+    first = ROWS.index(published("torchtitan", "llama3-8b", "tokens")) # torchtitan: "33% to 39% MFU" of its first two rows
     percent = 100 * SHAPES["llama3-8b"].flops(8192, False) / 989e12
     assert [ROWS[first + k].value * percent for k in (0, 2)] == pytest.approx([33.5, 39], rel=0.03)
 
 
 @pytest.mark.parametrize("source, times, sharded, n, most", [ # sharded: ZeRO-3's
-    ("ZERO1", False, False, 54, 0.025), ("ZERO2", False, False, 20, 0.025), ("LLMC", False, False, 4, 0.012),
-    ("TITAN", False, False, 4, 0.14), ("MEG1", False, False, 10, 0.03), ("MEG1", True, False, 10, 0.13),
-    ("MEG2", True, False, 6, 0.11), ("KOR4", True, False, 10, 0.05), ("KOR5", True, False, 14, 0.12),
-    ("LLMC", True, False, 6, 0.06), ("FSDP", True, True, 3, 0.22), ("TITAN", True, True, 4, 0.25), ("NEMO", True, False, 15, 0.07),
-    ("LLAMA", True, False, 6, 0.11), ("TITANTP", True, True, 4, 0.38), ("MEG2", True, True, 6, 0.28)])
+    ("ZeRO, table 1", False, False, 54, 0.025), ("ZeRO, table 2", False, False, 20, 0.025), ("llm.c", False, False, 4, 0.012),
+    ("torchtitan", False, False, 4, 0.14), ("Megatron 2021, table 1", False, False, 10, 0.03),
+    ("Megatron 2021, table 1", True, False, 10, 0.13), ("Megatron 2021, table 2", True, False, 6, 0.11),
+    ("Megatron 2022, table 4", True, False, 10, 0.05), ("Megatron 2022, table 5", True, False, 14, 0.12),
+    ("llm.c", True, False, 6, 0.06), ("FSDP", True, True, 3, 0.22), ("torchtitan", True, True, 4, 0.25),
+    ("NeMo", True, False, 15, 0.07),
+    ("Llama 3", True, False, 6, 0.11), ("torchtitan, tp 8", True, True, 4, 0.38), ("Megatron 2021, table 2", True, True, 6, 0.28)])
 def test_published_bytes_and_times(source, times, sharded, n, most):
     rows = [r for r in ROWS if r.source == source and (r.kind in TIMES) == times and (times and r.zero == 3) == sharded]
     found = offs([(r, predict(r, 2e9)) for r in rows], {r.kind for r in rows})

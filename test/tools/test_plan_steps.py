@@ -487,13 +487,13 @@ def test_korthikantis_22b_within_nine_percent_and_shoeybis_eight_ranks_too_fast(
 # Qi et al. 2023 (arXiv 2401.10241), tables 3 and 4: pipelines alone, on A100s, 1024 tokens. Its first and last stage have a block
 # less than others. The vocabulary is not given; 32,000 is usual with the kind of tokenizer that its script names. L, C, NH, p, B;
 # samples per second and GPU for m of 3, 4 and 8 p, and of zero bubbles; the share of 312 TFLOP/s that gives the first row of each
-# model; GB.
-@pytest.mark.parametrize("L, C, NH, p, B, samples, zero_bubble, share, gb", [
-    (22, 2304, 24, 8, 6, (11.8, 12.5, 13.6), (12.9, 13.4, 14.2), 0.490, 30),
-    (30, 4096, 32, 8, 3, (3.50, 3.70, 4.03), (3.88, 4.00, 4.20), 0.579, 39),
-    (46, 5120, 40, 16, 1, (1.40, 1.49, 1.64), (1.61, 1.67, 1.76), 0.567, 32),
-    (62, 6144, 48, 32, 1, (0.76, 0.80, 0.88), (0.87, 0.90, 0.96), 0.599, 43)])
-def test_qis_samples_within_six_percent_and_memory_within_three(L, C, NH, p, B, samples, zero_bubble, share, gb):
+# model; GB, and those that doc/reference/plan_validation.md says we predict.
+@pytest.mark.parametrize("L, C, NH, p, B, samples, zero_bubble, share, gb, predicted", [
+    (22, 2304, 24, 8, 6, (11.8, 12.5, 13.6), (12.9, 13.4, 14.2), 0.490, 30, 29.3),
+    (30, 4096, 32, 8, 3, (3.50, 3.70, 4.03), (3.88, 4.00, 4.20), 0.579, 39, 39.2),
+    (46, 5120, 40, 16, 1, (1.40, 1.49, 1.64), (1.61, 1.67, 1.76), 0.567, 32, 32.7),
+    (62, 6144, 48, 32, 1, (0.76, 0.80, 0.88), (0.87, 0.90, 0.96), 0.599, 43, 43.5)])
+def test_qis_samples_within_six_percent_and_memory_within_three(L, C, NH, p, B, samples, zero_bubble, share, gb, predicted):
     split = ",".join(str((L + 2) // p - (r in (0, p - 1))) for r in range(p))
     def plan(schedule, m): return piped(p, p, schedule, V=32000, L=L, NH=NH, C=C, B=B, accumulation=m, split=split)
     def off(schedule, published, m):
@@ -505,4 +505,5 @@ def test_qis_samples_within_six_percent_and_memory_within_three(L, C, NH, p, B, 
     one = plan("1f1b", 8 * p)
     rank = extreme_rank(one, "pp")
     more = (5.0 * NH * 1024 / C + 2) * 1024 * B * C * blocks_of(one, rank) * slots(one, rank)
-    assert rank == 1 and abs(1e-9 * (total_of(one, "pp") + more) / gb - 1) < 0.03
+    found = 1e-9 * (total_of(one, "pp") + more)
+    assert rank == 1 and abs(found / gb - 1) < 0.03 and abs(found - predicted) < 0.051, found
