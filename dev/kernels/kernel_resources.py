@@ -73,7 +73,7 @@ def table(found):
     """Of kernels on one kind of GPU or several."""
     gpus, names = sorted({k.capability for k in found}), sorted({k.name for k in found})
     def most(what, name, gpu=None): return max(getattr(k, what) for k in found if k.name == name and gpu in (None, k.capability))
-    head = ["kernel", *(f"registers, {gpu}" for gpu in gpus), "local memory", "shared memory", "threads at most"]
+    head = ["kernel", *(f"registers, {gpu}" for gpu in gpus), "local memory", "static shared memory", "threads at most"]
     return m.table(head, *([f"`{name}`", *(most("registers", name, gpu) for gpu in gpus),
                             *(most(what, name) for what in ("local", "shared", "threads"))] for name in names))
 
