@@ -1,0 +1,158 @@
+/*
+owners.h - whole matrices in elementwise shards: which rank orthogonalises which matrix, and where the ranks' pieces of
+it are.
+
+A shard ends anywhere, so a matrix may lie in the shards of several ranks. Muon needs all of it in one place: its owner
+collects the pieces, computes the update, and sends the pieces of that back. Ownership depends on shapes alone. Every
+rank computes the same table, and nothing of it is saved.
+*/
+#ifndef LLMC_OWNERS_H
+#define LLMC_OWNERS_H
+#include "../device/layers.h"
+#include "shard.h"
+
+enum { BLOCK_MATRICES = 6, MAX_MATRICES = BLOCK_MATRICES * MAX_BLOCKS }; // q, k, v, proj, fc, fcproj
+enum { OWNERS_ONE, OWNERS_ALL }; // --owners: the ranks that orthogonalise a matrix
+
+typedef struct {
+    int unit, rows, cols;
+    size_t begin;     // first element, within the unit
+    int owner;
+} Matrix;
+
+// What one rank's shard holds of a matrix. Its pieces, in the order of the table of matrices, are one array.
+typedef struct {
+    size_t n, begin;  // n elements from element `begin` of the matrix
+    size_t at;        // of its first element in that array
+} MatrixPiece;
+
+typedef struct {
+    int N, rank;
+    int first, end;         // this rank orthogonalises matrices [first, end)
+    int count;
+    Matrix m[MAX_MATRICES]; // by owner, and those of an owner in the order of the model
+    MatrixPiece* pieces;    // (count,N) owned
+    double* flops;          // (N) that each rank computes per step, owned
+    CommPart *held, *owned; // (N) owned: held[q] of this rank's pieces goes to rank q, which sends owned[q]
+    size_t held_elements, owned_elements; // in all of them
+    size_t largest;         // elements of the largest matrix
+} Owners;
+
+// Lists the matrices of the model. q, k and v, the thirds of qkv.weight, are three: as one they would share singular
+// values.
+static inline int owners_list(Matrix* m, GPT2Config c) {
+    int count = 0;
+    for (int u = 1; u < gpt2_num_units(c); u++)
+        for (int i = 0; i < unit_tensors(u); i++) {
+            TensorInfo t = unit_tensor(c, u, i);
+            size_t parts = t.cut == CUT_HEADS ? 3 : 1, rows = t.rows / parts;
+            for (size_t k = 0; k < parts && t.cols > 0; k++)
+                m[count++] = (Matrix){ u, (int)rows, (int)t.cols, t.offset + k * rows * t.cols, -1 };
+        }
+    return count;
+}
+
+static inline size_t matrix_elements(Matrix m) { return (size_t)m.rows * (size_t)m.cols; }
+static inline double matrix_flops(Matrix m) { return newton_schulz_flops(m.rows, m.cols); }
+
+// Gives every matrix to the rank that has least to do so far, longest first over the whole model (Graham 1969). Taken
+// block by block the loads would not even out: 6 matrices are too few for 8 ranks.
+static inline void owners_choose(Matrix* m, int count, double* flops, int N) {
+    for (int given = 0; given < count; given++) {
+        int longest = -1, owner = 0;
+        for (int i = 0; i < count; i++)
+            if (m[i].owner < 0 && (longest < 0 || matrix_flops(m[i]) > matrix_flops(m[longest]))) longest = i;
+        for (int q = 1; q < N; q++) if (flops[q] < flops[owner]) owner = q;
+        m[longest].owner = owner;
+        flops[owner] += matrix_flops(m[longest]);
+    }
+}
+
+// Returns what elements [begin, begin + n) of the unit hold of a matrix.
+static inline MatrixPiece matrix_piece(Matrix m, size_t begin, size_t n) {
+    size_t first = size_max(begin, m.begin), end = size_min(begin + n, m.begin + matrix_elements(m));
+    MatrixPiece p = { first < end ? end - first : 0, first < end ? first - m.begin : 0, 0 };
+    return p;
+}
+
+static inline void owners_init(Owners* o, GPT2Config c, Comm* dp, bool all_own) {
+    int N = o->N = dp->size, rank = o->rank = dp->rank;
+    Matrix* model = new_array(Matrix, MAX_MATRICES); // in the order of the model
+    o->flops = new_array(double, N);
+    int count = owners_list(model, c);
+    owners_choose(model, count, o->flops, N);
+    o->count = 0;
+    for (int q = 0; q < N; q++)
+        for (int i = 0; i < count; i++) if (model[i].owner == q) o->m[o->count++] = model[i];
+    free(model);
+    o->pieces = new_array(MatrixPiece, count * N);
+    o->held = new_array(CommPart, N);
+    o->owned = new_array(CommPart, N);
+    for (int q = 0; q < N; q++) {
+        size_t at = 0, owned = 0; // elements of rank q's pieces so far; and of those, to this rank
+        for (int i = 0; i < count; i++) {
+            size_t shard = shard_elements(c, o->m[i].unit, N);
+            MatrixPiece* p = &o->pieces[i * N + q];
+            *p = matrix_piece(o->m[i], (size_t)q * shard, shard);
+            p->at = at;
+            at += p->n;
+            if (all_own || o->m[i].owner == rank) owned += p->n;
+            if (q != rank) continue;
+            CommPart* held = &o->held[o->m[i].owner];
+            if (held->n == 0) held->at = p->at;
+            held->n += p->n;
+        }
+        if (q == rank) o->held_elements = at;
+        o->owned[q].n = owned;
+        o->owned[q].at = o->owned_elements;
+        o->owned_elements += owned;
+    }
+    for (int q = 0; all_own && q < N; q++) { // every rank gets all pieces
+        o->held[q].n = o->held_elements;
+        o->held[q].at = 0;
+        o->flops[q] = 0;
+        for (int i = 0; i < count; i++) o->flops[q] += matrix_flops(o->m[i]);
+    }
+    o->first = 0;
+    o->end = count;
+    while (!all_own && o->first < count && o->m[o->first].owner < rank) o->first++;
+    while (!all_own && o->end > o->first && o->m[o->end - 1].owner > rank) o->end--;
+    o->largest = 4 * (size_t)c.C * (size_t)c.C;
+}
+
+static inline void owners_free(Owners* o) {
+    free(o->pieces); free(o->flops); free(o->held); free(o->owned);
+}
+
+// Returns what rank q's shard holds of matrix i.
+static inline MatrixPiece owners_piece(const Owners* o, int i, int q) { return o->pieces[i * o->N + q]; }
+
+// Returns where rank q's piece of matrix i, which this rank orthogonalises, is among all pieces that it receives.
+static inline size_t owners_received(const Owners* o, int i, int q) {
+    return o->owned[q].at + owners_piece(o, i, q).at - owners_piece(o, o->first, q).at;
+}
+
+// Returns the elements that this rank sends to others per step: pieces to owners, and updates back unless all own all.
+static inline size_t owners_sent(const Owners* o, bool all_own) {
+    size_t n = 0;
+    for (int q = 0; q < o->N; q++) if (q != o->rank) n += o->held[q].n + (all_own ? 0 : o->owned[q].n);
+    return n;
+}
+
+// Prints the load of Newton-Schulz, which the busiest rank decides.
+static inline void report_owners(const Owners* o, bool all_own) {
+    double most = 0, sum = 0;
+    int fewest_matrices = o->count, most_matrices = 0;
+    for (int q = 0; q < o->N; q++) {
+        int matrices = 0;
+        for (int i = 0; i < o->count; i++) matrices += all_own || o->m[i].owner == q;
+        if (matrices < fewest_matrices) fewest_matrices = matrices;
+        if (matrices > most_matrices) most_matrices = matrices;
+        most = fmax(most, o->flops[q]);
+        sum += o->flops[q];
+    }
+    printf("owners     %d matrices, %d to %d per rank; Newton-Schulz on the busiest rank %.3g GFLOPs per step, "
+           "%.3f of the mean\n", o->count, fewest_matrices, most_matrices, most / 1e9, most * o->N / sum);
+    fflush(stdout);
+}
+#endif

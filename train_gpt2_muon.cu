@@ -1,0 +1,937 @@
+/*
+Train GPT-2 with Muon, sharded: AdamW looks at one element at a time, so ZeRO may cut its state anywhere. Muon (Jordan
+2024, kellerjordan.github.io/posts/muon) needs whole matrices: it replaces the momentum of a matrix U S V^T by about
+U V^T, by products of the matrix with itself (Newton-Schulz). Gradients, weights and momentum stay in ZeRO's shards,
+which end inside matrices. Once per step each rank sends its pieces of every momentum to the matrix's owner, which
+orthogonalises it and sends the pieces of the update back.
+
+--owners all    every rank gets all pieces and orthogonalises all matrices: the same bits, only slower, for comparison.
+--zero-stage    says what else is sharded, as in train_gpt2_zero.cu.
+
+Memory    per rank, in bytes: ZeRO's, less 4M/N, where M counts the elements of the blocks' matrices: Muon has one
+          moment for them, AdamW two. Scratch: M/N elements held, about as many owned, 4C^2 of one matrix, and 8C^2 for
+          Newton-Schulz of it.
+Sent      per rank and step, in elements of floatX: ZeRO's, and pieces to owners and back: 2M/N (N-1)/N on average.
+          So with ZeRO-1 it is at most 1 + 1/N times as much. (In fp16, pieces are fp32.)
+Run       make train_gpt2_muon && mpirun -np 4 ./train_gpt2_muon            (--help lists the options)
+Before    train_gpt2_zero.cu: the same shards, with AdamW. New here: the table of owners, two all-to-alls, Newton-Schulz.
+          Embeddings, biases and layernorms keep AdamW.
+*/
+// ----------------------------------------------------------------------------
+// 1. libraries, in reading order
+#include "llmc/base/common.h"          // defines: require, invariant, die, xcalloc, size_*, ceil_div, round_up
+#include "llmc/base/precision.h"       // defines: floatX, to_floatX, NEEDS_MASTER
+#include "llmc/model/gpt2.h"           // defines: GPT2Config, Unit, unit_*, tensor_*, attention_unit, mlp_unit, LNFW
+#include "llmc/model/param_range.h"    // defines: ParamRange, param_range, param_range_part
+#include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
+#include "llmc/device/device.h"        // defines: device_*, host_to_device: memory on the device, and copies
+#include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, Muon, StepStats
+#include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_*, ring_bytes: collectives, messages and waits
+#include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
+#include "llmc/parallel/shard.h"       // defines: Shard, shard_elements*, comm_finish, NO_OP, NO_UNIT, report_zero
+#include "llmc/parallel/owners.h"      // defines: Owners, owners_*, Matrix, MatrixPiece, report_owners
+#include "llmc/run/trace.h"            // defines: trace_compute, trace_step
+#include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
+#include "llmc/run/ranks_run.h"        // defines: ranks_*, options_ranks: what several ranks add to a run
+#include "llmc/run/predict.h"          // defines: run_predict
+
+// ----------------------------------------------------------------------------
+// 2. the model: views of its parameters
+
+// Views carve named tensors out of a unit's memory, in the order of llmc/model/gpt2.h. They own nothing. Parameters and
+// gradients use the same views. A block is two units: attention and MLP, each with the layernorm in front of it.
+typedef struct { floatX *lnfw, *lnfb, *wpe, *wte; } RootParams; // (C) (C) (max_T,C) (Vp,C)
+typedef struct { floatX *ln1w, *ln1b, *qkvb, *projb, *qkvw, *projw; } AttentionParams; // (C) (C) (3C) (C) (3C,C) (C,C)
+typedef struct { floatX *ln2w, *ln2b, *fcb, *fcprojb, *fcw, *fcprojw; } MlpParams;     // (C) (C) (4C) (C) (4C,C) (C,4C)
+
+// ----------------------------------------------------------------------------
+// 3. the model: buffers and their owners
+
+// The activations that a block's forward pass keeps for its backward pass.
+typedef struct {
+    floatX *res1;                       // (B,T,C) the residual stream at the block's input
+    floatX *ln1, *qkv, *atty;           // (B,T,C) (B,T,3C) (B,T,C)
+    floatX *res2, *ln2, *fch, *gelu;    // (B,T,C) (B,T,C) (B,T,4C) (B,T,4C)
+    float *ln1_mean, *ln1_rstd;         // (B,T) (B,T)
+    float *att_stats;                   // (B,NH,T)
+    float *ln2_mean, *ln2_rstd;         // (B,T) (B,T)
+} BlockActs;
+
+// Ranks exchange data by operations (comm_*, see llmc/comm/comm_api.h). An operation starts after all layers issued
+// before it, and the call returns at once. comm_wait makes later layers wait for the operation, but does not stop the
+// host unless the backend must. All ranks of a communicator issue its operations in the same order.
+//
+// The gradients of a whole unit, until each rank has its shard of their sum.
+typedef struct {
+    floatX* grads;                  // (N,shard) owned; with ZeRO-1 a view of GPT2.grads
+    int unit;                       // to which they belong
+    int missing;                    // number of tensors whose gradients are not final yet
+    CommOp reduced;                 // the reduce-scatter, while it is under way; NO_OP otherwise
+    bool adds;                      // the step has an earlier sum, to which this one will be added
+    floatX* own_sum;                // (shard) receives this rank's shard of the sum; a view
+} Bucket;
+
+// With ZeRO-3: holds the parameters of one unit at a time.
+typedef struct {
+    floatX* params;                 // (N,shard) owned
+    int unit;                       // to which they belong; NO_UNIT after its release
+} GatherBuffer;
+
+typedef struct {
+    GPT2Config config;
+    int max_B, seq_len;             // largest micro-batch: max_B sequences of seq_len tokens
+    int B, T;                       // of the current micro-batch
+    int accumulation;               // micro-batches per step
+    int recompute;                  // RECOMPUTE_NONE or RECOMPUTE_BLOCK
+    int num_units;                  // 1 + 2L: the root, and two for each block
+    long long zero_stage;           // 1, 2 or 3; see grads_are_sharded, params_are_sharded
+    Unit units[MAX_UNITS];          // offset: in the memory of the whole model, with N shards per unit
+    Shard shards[MAX_UNITS];        // this rank's shard of each unit
+    size_t own_elements;            // in one shard of every unit: 1/N of all parameters, and padding
+    size_t adamw_elements;          // of those, what AdamW updates: no padding, no matrices of blocks
+    floatX *params;                 // ZeRO-1, ZeRO-2: (N,own_elements), unit by unit; ZeRO-3: (own_elements); owned
+    floatX *grads;                  // ZeRO-1: (N,own_elements), unit by unit; ZeRO-2, ZeRO-3: (own_elements); owned
+    float *master;                  // (own_elements) fp32 weights, owned; NULL where floatX is fp32
+    float *m, *v;                   // (own_elements) Muon's momentum and AdamW's first moment; (adamw_elements) its second
+    int num_ranges;
+    ParamRange ranges[2*MAX_UNITS]; // views of this rank's shards, over which the optimizer and checkpoints iterate
+    ParamRange* matrices[MAX_UNITS];// the range of each unit's matrices; NULL: this rank holds nothing of them
+    int all_own;                    // --owners: OWNERS_ONE or OWNERS_ALL
+    double momentum;                // Muon's beta
+    Owners owners;                  // which rank orthogonalises which matrix, and who holds its pieces
+    floatNS *held, *owned;          // (held_elements), (owned_elements): this rank's pieces; those of matrices it owns
+    floatNS *matrix, *work;         // (4C,C) one whole matrix; what Newton-Schulz needs for it
+    GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
+    BlockActs acts[MAX_BLOCKS];     // owned, one per block; with recomputation, blocks share everything but res1
+    floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
+    floatX *resf, *lnf;             // (B,T,C) (B,T,C) before and after the final layernorm
+    float *lnf_mean, *lnf_rstd;     // (B,T) (B,T)
+    int logits_rows;                // rows of logits that exist at the same time
+    floatX *logits;                 // (logits_rows,Vp)
+    float *losses;                  // (B,T)
+    floatX *dres, *dbtc, *dbt4c;    // (B,T,C) gradient of the residual stream; (B,T,C) and (B,T,4C) scratch
+    int *inputs, *targets;          // (B,T)
+    StepStats *stats;               // on the device; the host reads it once per step
+    Comm* dp;                       // the data-parallel ranks; a view
+    bool first_micro, last_micro;   // true in the first micro-batch of a step; in the last
+    int num_buckets;
+    Bucket buckets[MAX_UNITS];      // ZeRO-1: one per unit; ZeRO-2, ZeRO-3: for the root, an attention, an MLP
+    CommOp gathering[MAX_UNITS];    // ZeRO-1, ZeRO-2: the all-gather of a unit after the update, while it is under way
+    GatherBuffer gather_buffers[3]; // ZeRO-3: for the root, an attention, an MLP
+} GPT2;
+
+// The optimizer's state is sharded in every stage.
+static bool grads_are_sharded(const GPT2* g) { return g->zero_stage >= 2; }
+static bool params_are_sharded(const GPT2* g) { return g->zero_stage >= 3; }
+// All blocks take turns in the memory of one: slot 0 is the root's, 1 is for attention halves, and 2 for MLP halves.
+// So slot k is as large as unit k.
+enum { NUM_SLOTS = 3 };
+static int unit_slot(int u) { return u == 0 ? 0 : 1 + (u - 1) % 2; }
+
+static RootParams root_view(const GPT2* g, floatX* base) {
+    size_t C = (size_t)g->config.C;
+    RootParams p;
+    p.lnfw = base; base += C;
+    p.lnfb = base; base += C;
+    p.wpe  = base; base += (size_t)g->config.max_T*C;
+    p.wte  = base;
+    return p;
+}
+
+static AttentionParams attention_view(const GPT2* g, floatX* base) {
+    size_t C = (size_t)g->config.C;
+    AttentionParams p;
+    p.ln1w  = base; base += C;
+    p.ln1b  = base; base += C;
+    p.qkvb  = base; base += 3*C;
+    p.projb = base; base += C;
+    p.qkvw  = base; base += 3*C*C;
+    p.projw = base;
+    return p;
+}
+
+static MlpParams mlp_view(const GPT2* g, floatX* base) {
+    size_t C = (size_t)g->config.C;
+    MlpParams p;
+    p.ln2w    = base; base += C;
+    p.ln2b    = base; base += C;
+    p.fcb     = base; base += 4*C;
+    p.fcprojb = base; base += C;
+    p.fcw     = base; base += 4*C*C;
+    p.fcprojw = base;
+    return p;
+}
+
+// Both allocate activations: n elements per token, of floatX or of float.
+static floatX* acts_alloc(const GPT2* g, size_t n) {
+    return (floatX*)device_alloc((size_t)g->max_B * (size_t)g->seq_len * n * sizeof(floatX), MEMORY_ACTIVATIONS);
+}
+static float* stats_alloc(const GPT2* g, size_t n) {
+    return (float*)device_alloc((size_t)g->max_B * (size_t)g->seq_len * n * sizeof(float), MEMORY_ACTIVATIONS);
+}
+
+// Allocates everything except res1, which blocks never share.
+static void block_acts_init(const GPT2* g, BlockActs* a) {
+    size_t C = (size_t)g->config.C, NH = (size_t)g->config.NH;
+    a->ln1 = acts_alloc(g, C);   a->ln1_mean = stats_alloc(g, 1); a->ln1_rstd = stats_alloc(g, 1);
+    a->qkv = acts_alloc(g, 3*C); a->att_stats = stats_alloc(g, NH);
+    a->atty = acts_alloc(g, C);
+    a->res2 = acts_alloc(g, C);
+    a->ln2 = acts_alloc(g, C);   a->ln2_mean = stats_alloc(g, 1); a->ln2_rstd = stats_alloc(g, 1);
+    a->fch = acts_alloc(g, 4*C);
+    a->gelu = acts_alloc(g, 4*C);
+}
+
+// What AdamW updates comes first in a unit: all of the root, and the 1-D tensors of half a block. Then come its matrices.
+static size_t adamw_end(const GPT2* g, int u) { return u == 0 ? g->units[u].size : unit_no_decay(g->config, u); }
+
+// Returns the elements of [first, end) of unit u that are in this rank's shard. They may be none.
+static ParamRange shard_range(const GPT2* g, int u, size_t first, size_t end) {
+    size_t begin = (size_t)g->dp->rank * g->shards[u].n, low = size_max(first, begin);
+    return param_range(g->config, u, low, size_max(low, size_min(end, begin + g->shards[u].n)) - low);
+}
+
+// Cuts every unit into N shards of equal size, of which the last may end in padding. With N = 2:
+//     the whole model   | unit 0: shard 0 | shard 1, padding | unit 1: shard 0 | shard 1, padding | ...
+//     rank 1 owns                         | shard 1, padding |                 | shard 1, padding | ...
+static void gpt2_init_units(GPT2* g) {
+    size_t N = (size_t)g->dp->size;
+    for (int u = 0; u < g->num_units; u++) {
+        g->shards[u].n = shard_elements(g->config, u, g->dp->size);
+        g->shards[u].offset = g->own_elements;
+        g->units[u].offset = N * g->own_elements;
+        g->units[u].size = unit_elements(g->config, u);
+        g->own_elements += g->shards[u].n;
+        g->gathering[u] = NO_OP;
+        g->adamw_elements += shard_range(g, u, 0, adamw_end(g, u)).n;
+    }
+}
+
+static void gpt2_init_params(GPT2* g) {
+    size_t N = (size_t)g->dp->size;
+    size_t params_kept = params_are_sharded(g) ? g->own_elements : N * g->own_elements;
+    size_t grads_kept = grads_are_sharded(g) ? g->own_elements : N * g->own_elements;
+    g->params = (floatX*)device_alloc(params_kept * sizeof(floatX), MEMORY_PARAMETERS);
+    g->grads = (floatX*)device_alloc(grads_kept * sizeof(floatX), MEMORY_GRADIENTS);
+    if (NEEDS_MASTER) g->master = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
+    g->m = (float*)device_alloc(g->own_elements * sizeof(float), MEMORY_OPTIMIZER);
+    g->v = (float*)device_alloc(g->adamw_elements * sizeof(float), MEMORY_OPTIMIZER);
+}
+
+// Both return this rank's shard of unit u, of the parameters or of the gradients: alone, or in its place in the whole.
+static floatX* param_shard(GPT2* g, int u) {
+    if (params_are_sharded(g)) return g->params + g->shards[u].offset;
+    return g->params + g->units[u].offset + (size_t)g->dp->rank * g->shards[u].n;
+}
+static floatX* grad_shard(GPT2* g, int u) {
+    if (grads_are_sharded(g)) return g->grads + g->shards[u].offset;
+    return g->grads + g->units[u].offset + (size_t)g->dp->rank * g->shards[u].n;
+}
+
+// Adds a range of unit u to the list, with its memory in this rank's shards. Returns it, or NULL if it is empty.
+static ParamRange* gpt2_add_range(GPT2* g, ParamRange p) {
+    int u = p.unit;
+    size_t within = p.begin - (size_t)g->dp->rank * g->shards[u].n, at = g->shards[u].offset + within;
+    if (p.n == 0) return NULL;
+    p.params = param_shard(g, u) + within;
+    p.grads = grad_shard(g, u) + within;
+    p.master = g->master ? g->master + at : NULL;
+    p.m = g->m + at;
+    g->ranges[g->num_ranges] = p;
+    return &g->ranges[g->num_ranges++];
+}
+
+// Lists the parts of the model that this rank holds: of each unit, what AdamW updates and what Muon updates.
+static void gpt2_init_ranges(GPT2* g) {
+    float* v = g->v;
+    for (int u = 0; u < g->num_units; u++) {
+        ParamRange* p = gpt2_add_range(g, shard_range(g, u, 0, adamw_end(g, u)));
+        if (p) {
+            p->v = v;
+            v += p->n;
+        }
+        p = g->matrices[u] = gpt2_add_range(g, shard_range(g, u, adamw_end(g, u), g->units[u].size));
+        if (p) {
+            p->momentum = p->m; // instead of AdamW's two moments
+            p->m = NULL;
+        }
+    }
+}
+
+static size_t muon_work(const GPT2* g) { return newton_schulz_work(4*g->config.C, g->config.C); }
+
+// Allocates Muon's scratch. The ranks' sizes differ, so that NCCL could not register it as MEMORY_COMMUNICATION.
+static void gpt2_init_muon(GPT2* g) {
+    const Owners* o = &g->owners;
+    g->held = (floatNS*)device_alloc(o->held_elements * sizeof(floatNS), MEMORY_WORKSPACE);
+    g->owned = (floatNS*)device_alloc(o->owned_elements * sizeof(floatNS), MEMORY_WORKSPACE);
+    g->matrix = (floatNS*)device_alloc(o->largest * sizeof(floatNS), MEMORY_WORKSPACE);
+    g->work = (floatNS*)device_alloc(muon_work(g) * sizeof(floatNS), MEMORY_WORKSPACE);
+}
+
+// Allocates the activations that the forward pass keeps for the backward pass.
+static void gpt2_init_acts(GPT2* g) {
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)g->config.C;
+    for (int l = 0; l < g->config.L; l++) {
+        if (l > 0 && g->recompute == RECOMPUTE_BLOCK) g->acts[l] = g->acts[0];
+        else block_acts_init(g, &g->acts[l]);
+        g->acts[l].res1 = acts_alloc(g, C);
+    }
+    g->resf = acts_alloc(g, C);
+    g->lnf = acts_alloc(g, C); g->lnf_mean = stats_alloc(g, 1); g->lnf_rstd = stats_alloc(g, 1);
+    g->inputs = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
+    g->targets = (int*)device_alloc(BT * sizeof(int), MEMORY_ACTIVATIONS);
+}
+
+static void gpt2_init_scratch(GPT2* g) {
+    size_t C = (size_t)g->config.C, Vp = (size_t)g->config.Vp;
+    g->branch = acts_alloc(g, C);
+    g->logits = (floatX*)device_alloc((size_t)g->logits_rows * Vp * sizeof(floatX),
+                                      MEMORY_ACTIVATIONS);
+    g->losses = stats_alloc(g, 1);
+    g->dres = acts_alloc(g, C);
+    g->dbtc = acts_alloc(g, C);
+    g->dbt4c = acts_alloc(g, 4*C);
+    g->stats = (StepStats*)device_alloc(sizeof(StepStats), MEMORY_ACTIVATIONS);
+}
+
+// Allocates buckets, and with ZeRO-3 gather buffers: one for the root, one for all attention units, one for all MLPs.
+static void gpt2_init_buckets(GPT2* g) {
+    size_t N = (size_t)g->dp->size;
+    g->num_buckets = grads_are_sharded(g) ? NUM_SLOTS : g->num_units;
+    for (int k = 0; k < g->num_buckets; k++) {
+        Bucket* b = &g->buckets[k];
+        size_t bytes = N * g->shards[k].n * sizeof(floatX);
+        if (grads_are_sharded(g)) b->grads = (floatX*)device_alloc(bytes, MEMORY_COMMUNICATION);
+        else b->grads = g->grads + g->units[k].offset;
+        b->reduced = NO_OP;
+    }
+    if (!params_are_sharded(g)) return;
+    for (int k = 0; k < NUM_SLOTS; k++) {
+        g->gather_buffers[k].params = (floatX*)device_alloc(N * g->shards[k].n * sizeof(floatX), MEMORY_COMMUNICATION);
+        g->gather_buffers[k].unit = NO_UNIT;
+    }
+}
+
+static LayerShapes gpt2_shapes(const GPT2* g) {
+    LayerShapes s = layer_shapes(g->max_B, g->seq_len, g->config.C, g->config.NH, g->config.Vp, 1);
+    return s;
+}
+
+// Allocates everything. Call after gpt2_configure.
+static void gpt2_init(GPT2* g) {
+    gpt2_init_params(g);
+    gpt2_init_ranges(g);
+    gpt2_init_muon(g);
+    gpt2_init_acts(g);
+    gpt2_init_scratch(g);
+    gpt2_init_buckets(g);
+    layers_init(gpt2_shapes(g));
+}
+
+static void gpt2_free(GPT2* g) {
+    layers_free();
+    device_free(g->params); device_free(g->grads); device_free(g->master); device_free(g->m); device_free(g->v);
+    device_free(g->held); device_free(g->owned); device_free(g->matrix); device_free(g->work);
+    owners_free(&g->owners);
+    device_free_all(MEMORY_ACTIVATIONS);
+    if (grads_are_sharded(g)) for (int k = 0; k < g->num_buckets; k++) device_free(g->buckets[k].grads);
+    for (int k = 0; k < NUM_SLOTS; k++) device_free(g->gather_buffers[k].params);
+}
+
+// Computes how many bytes of each kind gpt2_init will allocate. A run compares these predictions with measurements.
+static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
+    GPT2Config c = g->config;
+    size_t N = (size_t)g->dp->size, own = g->own_elements, X = sizeof(floatX);
+    size_t in_slots = 0; // elements of the units that are whole at the same time: the root, an attention, an MLP
+    for (int u = 0; u < NUM_SLOTS; u++) in_slots += N * g->shards[u].n;
+    size_t BT = (size_t)g->max_B * (size_t)g->seq_len, C = (size_t)c.C, L = (size_t)c.L;
+    size_t blocks_kept = g->recompute == RECOMPUTE_BLOCK ? 1 : L;
+    size_t per_token = L * C*X                                                 // res1
+                     + blocks_kept * (15*C*X + (4 + (size_t)c.NH) * 4)         // the rest of a block, float statistics
+                     + 9*C*X + 3 * sizeof(float) + 2 * sizeof(int);            // outside the blocks
+    memset(bytes, 0, MEMORY_KINDS * sizeof bytes[0]);
+    bytes[MEMORY_PARAMETERS] = X * own * (params_are_sharded(g) ? 1 : N);
+    bytes[MEMORY_GRADIENTS] = X * own * (grads_are_sharded(g) ? 1 : N);
+    bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 8 : 4) * own + 4 * g->adamw_elements;
+    bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
+    bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp);
+    if (grads_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * in_slots; // buckets
+    if (params_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * in_slots; // gather buffers
+    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g)) + sizeof(floatNS) *
+                              (g->owners.held_elements + g->owners.owned_elements + g->owners.largest + muon_work(g));
+}
+
+// Returns the bytes that this rank will send per step.
+// Each reduce-scatter and each all-gather sends N-1 shards of every unit. The loss and two norms are doubles. Pieces of
+// matrices go to their owners, and back.
+static double gpt2_predict_sent(const GPT2* g) {
+    double N = g->dp->size, own = (double)(g->own_elements * sizeof(floatX));
+    double times = g->zero_stage == 1 ? 1 + 1                // gradients once, parameters once
+                 : g->zero_stage == 2 ? g->accumulation + 1  // gradients of every micro-batch, parameters once
+                 : 3 * g->accumulation;                      // gradients, parameters for forward and for backward
+    double pieces = (double)(owners_sent(&g->owners, g->all_own) * sizeof(floatNS));
+    return (N - 1) * times * own + 3 * 2 * (N - 1) / N * sizeof(double) + pieces;
+}
+
+// ----------------------------------------------------------------------------
+// 4. one transformer block
+
+// The block's input is x + branch. If branch is NULL, the input is x, and x is a.res1 itself.
+static void block_attention_forward(GPT2* g, AttentionParams p, BlockActs a, const floatX* x, const floatX* branch) {
+    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
+    residual_layernorm_forward(a.res1, a.ln1, a.ln1_mean, a.ln1_rstd, x, branch, p.ln1w, p.ln1b, BT, C);
+    matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, BT, C, 3*C);
+    attention_forward(a.atty, a.att_stats, a.qkv, B, T, C, NH);
+    matmul_forward(g->branch, a.atty, p.projw, p.projb, BT, C, C);
+}
+
+// Computes all activations of the MLP except its output: the backward pass needs no more.
+static void block_mlp_activations(GPT2* g, MlpParams p, BlockActs a) {
+    int BT = g->B * g->T, C = g->config.C;
+    residual_layernorm_forward(a.res2, a.ln2, a.ln2_mean, a.ln2_rstd, a.res1, g->branch, p.ln2w, p.ln2b,
+                               BT, C);
+    matmul_gelu_forward(a.gelu, a.fch, a.ln2, p.fcw, p.fcb, BT, C, 4*C);
+}
+
+// The block's output is the sum a.res2 + g->branch. The next layernorm computes it.
+static void block_mlp_forward(GPT2* g, MlpParams p, BlockActs a) {
+    int BT = g->B * g->T, C = g->config.C;
+    block_mlp_activations(g, p, a);
+    matmul_forward(g->branch, a.gelu, p.fcprojw, p.fcprojb, BT, 4*C, C);
+}
+
+static Bucket* unit_bucket(GPT2* g, int u) { return &g->buckets[grads_are_sharded(g) ? unit_slot(u) : u]; }
+
+// Waits until the gradients of a bucket have been reduced. Then its memory may be used again.
+static void bucket_finish(GPT2* g, Bucket* b) {
+    if (b->reduced == NO_OP) return;
+    comm_finish(g->dp, &b->reduced); // waits unless it is NO_OP, and sets it to NO_OP
+    if (b->adds) add_in_place(grad_shard(g, b->unit), b->own_sum, g->shards[b->unit].n);
+}
+
+// The backward pass calls this when the gradient of tensor i of unit u is complete. The last tensor of a unit starts
+// its reduction. ZeRO-1 adds up whole gradients, and reduces them in the last micro-batch. ZeRO-2 and ZeRO-3 reduce
+// those of each micro-batch: the first sum goes straight into this rank's shard, and later ones into its part of the
+// bucket, from where bucket_finish adds them to the shard.
+static void grad_ready(GPT2* g, int u, int i) {
+    (void)i;
+    Bucket* b = unit_bucket(g, u);
+    if (--b->missing > 0) return;                        // not all its gradients are final
+    if (!grads_are_sharded(g) && !g->last_micro) return; // ZeRO-1 still adds up whole gradients
+    b->unit = u;
+    b->adds = grads_are_sharded(g) && !g->first_micro;
+    floatX* own_part = b->grads + (size_t)g->dp->rank * g->shards[u].n; // of the bucket: a sum in place
+    b->own_sum = b->adds ? own_part : grad_shard(g, u);
+    b->reduced = comm_reduce_scatter(g->dp, b->own_sum, b->grads, g->shards[u].n, COMM_FLOATX);
+}
+
+// Computes the gradients of the MLP's matrices and biases. Only the update waits for them.
+static void block_mlp_backward_weight(GPT2* g, int u, MlpParams dp, BlockActs a, const floatX* dout,
+                                      const floatX* dfch) {
+    int BT = g->B * g->T, C = g->config.C;
+    // out = res2 + gelu(fch) fcprojw^T + fcprojb
+    matmul_backward_weight(dp.fcprojw, dp.fcprojb, dout, a.gelu, BT, 4*C, C, g->grad_mode);
+    grad_ready(g, u, FCPROJW);
+    grad_ready(g, u, FCPROJB);
+    // fch = ln2 fcw^T + fcb
+    matmul_backward_weight(dp.fcw, dp.fcb, dfch, a.ln2, BT, C, 4*C, g->grad_mode);
+    grad_ready(g, u, FCW);
+    grad_ready(g, u, FCB);
+}
+
+// g->dres holds the gradient of the block's output on entry, and of res2 on return.
+static void block_mlp_backward(GPT2* g, int u, MlpParams p, MlpParams dp, BlockActs a) {
+    floatX *dfch = g->dbt4c, *dln2 = g->dbtc;
+    int BT = g->B * g->T, C = g->config.C;
+    floatX* dout = g->dres;
+    // out = res2 + gelu(fch) fcprojw^T + fcprojb
+    matmul_gelu_backward_input(dfch, dout, p.fcprojw, a.fch, BT, 4*C, C);
+    // fch = ln2 fcw^T + fcb
+    matmul_backward_input(dln2, dfch, p.fcw, BT, C, 4*C);
+    block_mlp_backward_weight(g, u, dp, a, dout, dfch);
+    // ln2 = layernorm(res2)
+    layernorm_backward(g->dres, dp.ln2w, dp.ln2b, dln2, a.res2, p.ln2w, a.ln2_mean, a.ln2_rstd,
+                       BT, C, g->grad_mode);
+    grad_ready(g, u, LN2W);
+    grad_ready(g, u, LN2B);
+}
+
+// Computes the gradients of attention's matrices and biases.
+static void block_attention_backward_weight(GPT2* g, int u, AttentionParams dp, BlockActs a, const floatX* dres2,
+                                            const floatX* dqkv) {
+    int BT = g->B * g->T, C = g->config.C;
+    // res2 = res1 + atty projw^T + projb
+    matmul_backward_weight(dp.projw, dp.projb, dres2, a.atty, BT, C, C, g->grad_mode);
+    grad_ready(g, u, PROJW);
+    grad_ready(g, u, PROJB);
+    // qkv = ln1 qkvw^T + qkvb
+    matmul_backward_weight(dp.qkvw, dp.qkvb, dqkv, a.ln1, BT, C, 3*C, g->grad_mode);
+    grad_ready(g, u, QKVW);
+    grad_ready(g, u, QKVB);
+}
+
+// g->dres holds the gradient of res2 on entry, and of the block's input on return.
+static void block_attention_backward(GPT2* g, int u, AttentionParams p, AttentionParams dp, BlockActs a) {
+    floatX *datty = g->dbtc, *dqkv = g->dbt4c, *dln1 = g->dbtc; // datty is read before dln1 is written
+    int B = g->B, T = g->T, C = g->config.C, NH = g->config.NH, BT = B * T;
+    floatX* dres2 = g->dres;
+    // res2 = res1 + atty projw^T + projb
+    matmul_backward_input(datty, dres2, p.projw, BT, C, C);
+    // atty = attention(qkv)
+    attention_backward(dqkv, datty, a.qkv, a.atty, a.att_stats, B, T, C, NH);
+    // qkv = ln1 qkvw^T + qkvb
+    matmul_backward_input(dln1, dqkv, p.qkvw, BT, C, 3*C);
+    block_attention_backward_weight(g, u, dp, a, dres2, dqkv);
+    // ln1 = layernorm(res1)
+    layernorm_backward(g->dres, dp.ln1w, dp.ln1b, dln1, a.res1, p.ln1w, a.ln1_mean, a.ln1_rstd,
+                       BT, C, g->grad_mode);
+    grad_ready(g, u, LN1W);
+    grad_ready(g, u, LN1B);
+}
+
+// ----------------------------------------------------------------------------
+// 5. the whole model: access to units, forward, backward
+
+// Returns the parameters of unit u. They may be used until unit_release.
+// ZeRO-1 and ZeRO-2 wait for the gather that followed the last update. ZeRO-3 gathers them now, and waits at once for
+// simplicity: train_gpt2_fsdp.cu gathers earlier, during the computation of other units.
+static floatX* unit_params(GPT2* g, int u) {
+    if (!params_are_sharded(g)) {
+        comm_finish(g->dp, &g->gathering[u]);
+        return g->params + g->units[u].offset;
+    }
+    GatherBuffer* buffer = &g->gather_buffers[unit_slot(u)];
+    if (buffer->unit == u) return buffer->params; // the recomputation has gathered it just before
+    invariant(buffer->unit == NO_UNIT, "unit %d cannot be gathered: unit %d has not been released", u, buffer->unit);
+    comm_wait(g->dp, comm_all_gather(g->dp, buffer->params, param_shard(g, u), g->shards[u].n, COMM_FLOATX));
+    buffer->unit = u;
+    return buffer->params;
+}
+
+// Ends the use of unit u's parameters until the next unit_params. With ZeRO-3 another unit may take their place.
+static void unit_release(GPT2* g, int u) {
+    if (params_are_sharded(g)) g->gather_buffers[unit_slot(u)].unit = NO_UNIT;
+}
+
+// Returns the memory for the gradients of unit u, after waiting until the bucket's old gradients have been reduced.
+// Starts the count of missing gradients.
+static floatX* unit_grads(GPT2* g, int u) {
+    Bucket* b = unit_bucket(g, u);
+    bucket_finish(g, b); // the backward pass would overwrite what is still being sent
+    b->missing = unit_tensors(u);
+    return b->grads;
+}
+
+// Copies a micro-batch to the device: inputs and targets are (B,T) on the host. targets may be NULL.
+static void gpt2_load_batch(GPT2* g, const int* inputs, const int* targets, int B, int T) {
+    size_t bytes = (size_t)B * (size_t)T * sizeof(int);
+    g->B = B;
+    g->T = T;
+    host_to_device(g->inputs, inputs, bytes);
+    if (targets) host_to_device(g->targets, targets, bytes);
+}
+
+static void embedding_forward(GPT2* g, RootParams root) {
+    trace_compute("forward, embedding", -1);
+    // res1 of block 0 = wte[inputs] + wpe
+    encoder_forward(g->acts[0].res1, g->inputs, root.wte, root.wpe, g->B, g->T, g->config.C);
+}
+
+// The last block's output is x + branch.
+static void final_layernorm_forward(GPT2* g, RootParams root, const floatX* x, const floatX* branch) {
+    trace_compute("head", -1);
+    residual_layernorm_forward(g->resf, g->lnf, g->lnf_mean, g->lnf_rstd, x, branch, root.lnfw, root.lnfb, g->B * g->T,
+                               g->config.C);
+}
+
+// Computes g->lnf, the input of the classifier, from g->inputs.
+static void gpt2_forward(GPT2* g) {
+    RootParams root = root_view(g, unit_params(g, 0));
+    embedding_forward(g, root);
+    const floatX *x = g->acts[0].res1, *branch = NULL;
+    for (int l = 0; l < g->config.L; l++) {
+        trace_compute("forward, block", l);
+        AttentionParams attention = attention_view(g, unit_params(g, attention_unit(l)));
+        block_attention_forward(g, attention, g->acts[l], x, branch);
+        unit_release(g, attention_unit(l));
+        MlpParams mlp = mlp_view(g, unit_params(g, mlp_unit(l)));
+        block_mlp_forward(g, mlp, g->acts[l]);
+        unit_release(g, mlp_unit(l));
+        x = g->acts[l].res2;
+        branch = g->branch;
+    }
+    final_layernorm_forward(g, root, x, branch);
+    unit_release(g, 0);
+}
+
+// Computes g->losses. The classifier takes a few rows at a time, so that no (B,T,V) tensor exists.
+static void head_forward(GPT2* g, const floatX* wte) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    for (int row = 0; row < BT; row += g->logits_rows) {
+        int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
+        matmul_forward(g->logits, g->lnf + (size_t)row*c.C, wte, NULL, n, c.C, c.Vp);
+        classifier_forward(g->losses + row, g->logits, g->targets + row, n, c.V, c.Vp);
+    }
+}
+
+// Computes g->losses and, while the logits still exist, their gradients: g->dbtc becomes the gradient of g->lnf.
+// dloss is the weight of one token's loss.
+static void head_forward_backward(GPT2* g, const floatX* wte, floatX* dwte, float dloss) {
+    GPT2Config c = g->config;
+    int BT = g->B * g->T;
+    for (int row = 0; row < BT; row += g->logits_rows) {
+        int n = row + g->logits_rows < BT ? g->logits_rows : BT - row;
+        const floatX* lnf = g->lnf + (size_t)row*c.C;
+        matmul_forward(g->logits, lnf, wte, NULL, n, c.C, c.Vp);
+        classifier_forward_backward(g->losses + row, g->logits, g->targets + row, dloss, n, c.V, c.Vp);
+        // logits = lnf wte^T
+        matmul_backward_weight_chunk(dwte, g->logits, lnf, row, n, BT, c.C, c.Vp, g->grad_mode);
+        matmul_backward_input(g->dbtc + (size_t)row*c.C, g->logits, wte, n, c.C, c.Vp);
+    }
+}
+
+// Adds this micro-batch's losses to g->stats. g->dres becomes the gradient of resf, the output of the last block.
+static void head_backward(GPT2* g, RootParams root, RootParams droot, float dloss) {
+    int BT = g->B * g->T, C = g->config.C;
+    head_forward_backward(g, root.wte, droot.wte, dloss);
+    add_sum(&g->stats->loss, g->losses, (size_t)BT);
+    // lnf = layernorm(resf)
+    device_zero(g->dres, (size_t)BT * (size_t)C * sizeof(floatX));
+    layernorm_backward(g->dres, droot.lnfw, droot.lnfb, g->dbtc, g->resf, root.lnfw, g->lnf_mean, g->lnf_rstd, BT, C,
+                       g->grad_mode);
+    grad_ready(g, 0, LNFW);
+    grad_ready(g, 0, LNFB);
+}
+
+// Always adds to the gradient of wte: the head has written it in the same micro-batch, because wte is tied.
+static void embedding_backward(GPT2* g, RootParams droot) {
+    trace_compute("backward, embedding", -1);
+    // res1 of block 0 = wte[inputs] + wpe
+    encoder_backward(droot.wte, droot.wpe, g->dres, g->inputs, g->B, g->T, g->config.C, g->grad_mode);
+    grad_ready(g, 0, WPE);
+    grad_ready(g, 0, WTE);
+}
+
+// Computes the gradients of this micro-batch.
+static void gpt2_backward(GPT2* g, float dloss) {
+    RootParams root = root_view(g, unit_params(g, 0));
+    RootParams droot = root_view(g, unit_grads(g, 0));
+    head_backward(g, root, droot, dloss);
+    for (int l = g->config.L - 1; l >= 0; l--) {
+        trace_compute("backward, block", l);
+        int attention = attention_unit(l), mlp = mlp_unit(l);
+        if (g->recompute == RECOMPUTE_BLOCK) {
+            block_attention_forward(g, attention_view(g, unit_params(g, attention)), g->acts[l], g->acts[l].res1, NULL);
+            block_mlp_activations(g, mlp_view(g, unit_params(g, mlp)), g->acts[l]);
+        }
+        MlpParams m = mlp_view(g, unit_params(g, mlp));
+        MlpParams dm = mlp_view(g, unit_grads(g, mlp));
+        block_mlp_backward(g, mlp, m, dm, g->acts[l]);
+        unit_release(g, mlp);
+        AttentionParams a = attention_view(g, unit_params(g, attention));
+        AttentionParams da = attention_view(g, unit_grads(g, attention));
+        block_attention_backward(g, attention, a, da, g->acts[l]);
+        unit_release(g, attention);
+    }
+    embedding_backward(g, droot);
+    unit_release(g, 0);
+}
+
+// Call before working on micro-batch `micro` of a step.
+// ZeRO-1 adds up whole gradients. ZeRO-2 and ZeRO-3 add up shards, and each micro-batch overwrites the buckets.
+static void gpt2_begin_micro(GPT2* g, int micro) {
+    g->grad_mode = micro == 0 || grads_are_sharded(g) ? GRAD_SET : GRAD_ADD;
+    g->first_micro = micro == 0;
+    g->last_micro = micro == g->accumulation - 1;
+}
+
+// Call after the backward pass. On return, this rank's shards of the gradients are means over the global batch times
+// the loss scale. g->stats->loss is the sum over the global batch. train_step explains why a sum of gradients is
+// already their mean.
+static void gpt2_reduce(GPT2* g) {
+    trace_compute("wait for gradients", -1);
+    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
+    for (int k = 0; k < g->num_buckets; k++) bucket_finish(g, &g->buckets[k]);
+    comm_wait(g->dp, loss);
+}
+
+// ZeRO-1 and ZeRO-2: begins to gather all parameters from the ranks' shards, in the order of the next forward pass,
+// which then waits only for the unit that it is about to use.
+static void gpt2_gather(GPT2* g) {
+    if (params_are_sharded(g)) return; // unit_params gathers each unit when it is used
+    for (int u = 0; u < g->num_units; u++) {
+        floatX* whole = g->params + g->units[u].offset;
+        g->gathering[u] = comm_all_gather(g->dp, whole, param_shard(g, u), g->shards[u].n, COMM_FLOATX);
+    }
+}
+
+// Waits for the gathers after the last update, unless a forward pass has done so.
+static void gpt2_gather_finish(GPT2* g) {
+    for (int u = 0; u < g->num_units; u++) comm_finish(g->dp, &g->gathering[u]);
+}
+
+// ----------------------------------------------------------------------------
+// 6. the optimizer
+
+// Computes the global gradient norm and the factor that scales the gradients of AdamW and Muon. Both stay on the device.
+static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
+    for (int i = 0; i < g->num_ranges; i++) add_sum_squares(&g->stats->grad_square, g->ranges[i].grads, g->ranges[i].n);
+    comm_wait(g->dp, comm_all_reduce(g->dp, &g->stats->grad_square, 1, COMM_F64));
+    clip_gradients(g->stats, max_norm, loss_scale);
+}
+
+// Returns elements [begin, begin + n) of matrix i, which are this rank's piece, with their memory.
+static ParamRange piece_range(const GPT2* g, int i) {
+    MatrixPiece piece = owners_piece(&g->owners, i, g->dp->rank);
+    Matrix m = g->owners.m[i];
+    ParamRange p = *g->matrices[m.unit];
+    size_t skipped = m.begin + piece.begin - p.begin;
+    p.params += skipped; p.grads += skipped; p.momentum += skipped; p.n = piece.n;
+    if (p.master) p.master += skipped;
+    return p;
+}
+
+// Adds the gradients to the momentum of this rank's pieces, and begins to send the pieces to their owners.
+static CommOp muon_begin(GPT2* g, Muon muon) {
+    for (int i = 0; i < g->owners.count; i++) {
+        MatrixPiece piece = owners_piece(&g->owners, i, g->dp->rank);
+        if (piece.n == 0) continue;
+        ParamRange p = piece_range(g, i);
+        muon_momentum(g->held + piece.at, p.momentum, p.grads, &g->stats->grad_scale, (float)muon.beta, p.n);
+    }
+    return comm_all_to_all_v(g->dp, g->owned, g->owners.owned, g->held, g->owners.held, COMM_FLOATNS);
+}
+
+// Copies matrix i, which this rank owns, from the ranks' pieces to g->matrix, or back to the pieces.
+static void matrix_copy(GPT2* g, int i, bool back) {
+    for (int q = 0; q < g->dp->size; q++) {
+        MatrixPiece p = owners_piece(&g->owners, i, q);
+        floatNS *piece = g->owned + owners_received(&g->owners, i, q), *whole = g->matrix + p.begin;
+        if (p.n > 0) device_copy(back ? piece : whole, back ? whole : piece, p.n * sizeof(floatNS));
+    }
+}
+
+// Orthogonalises the matrices that this rank owns, and sends the pieces of the updates back to those who hold them.
+static void muon_orthogonalise(GPT2* g) {
+    for (int i = g->owners.first; i < g->owners.end; i++) {
+        Matrix m = g->owners.m[i];
+        matrix_copy(g, i, false);
+        newton_schulz(g->matrix, g->work, m.rows, m.cols);
+        if (g->all_own) { // this rank's piece is here already
+            MatrixPiece p = owners_piece(&g->owners, i, g->dp->rank);
+            if (p.n > 0) device_copy(g->held + p.at, g->matrix + p.begin, p.n * sizeof(floatNS));
+        } else matrix_copy(g, i, true);
+    }
+    if (g->all_own) return;
+    comm_wait(g->dp, comm_all_to_all_v(g->dp, g->held, g->owners.held, g->owned, g->owners.owned, COMM_FLOATNS));
+}
+
+// Subtracts the updates from this rank's pieces of the weights. U V^T (rows,cols) has elements of about
+// 1/sqrt(max(rows, cols)). Times 0.2 sqrt(max(rows, cols)) they are as large as AdamW's, so that one learning rate and
+// one decay do for both (Liu et al. 2025, arXiv 2502.16982, section 2.2).
+static void muon_apply(GPT2* g, Muon muon) {
+    for (int i = 0; i < g->owners.count; i++) {
+        MatrixPiece piece = owners_piece(&g->owners, i, g->dp->rank);
+        if (piece.n == 0) continue;
+        ParamRange p = piece_range(g, i);
+        float scale = 0.2f * sqrtf((float)(g->owners.m[i].rows > g->owners.m[i].cols ? g->owners.m[i].rows
+                                                                                      : g->owners.m[i].cols));
+        muon_update(muon, scale, p.params, p.master, g->held + piece.at, &g->stats->grad_scale, p.n,
+                    &g->stats->param_square);
+    }
+}
+
+// Updates this rank's shards: what has one moment by Muon, the rest by AdamW while the pieces travel. Also sums the
+// squares of the new parameters for their norm. The all-reduce of the norm is issued before the gathers, so that it
+// does not queue behind them.
+static void gpt2_update(GPT2* g, AdamW adamw, Muon muon) {
+    CommOp to_owners = muon_begin(g, muon);
+    for (int i = 0; i < g->num_ranges; i++) {
+        ParamRange p = g->ranges[i];
+        if (p.momentum) continue;
+        adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay,
+                     &g->stats->param_square);
+    }
+    comm_wait(g->dp, to_owners);
+    trace_compute("Newton-Schulz", -1);
+    muon_orthogonalise(g);
+    trace_compute("update", -1);
+    muon_apply(g, muon);
+    CommOp square = comm_all_reduce(g->dp, &g->stats->param_square, 1, COMM_F64); // before the gathers
+    gpt2_gather(g);
+    comm_wait(g->dp, square);
+}
+
+// ----------------------------------------------------------------------------
+// 7. weights and state: initial, loaded, saved
+
+// Sets the weights: random, or from a checkpoint. A resumed run loads its whole state.
+static void gpt2_load(GPT2* g, Run* run) {
+    ranks_load(run, g->ranges, g->num_ranges);
+    gpt2_gather(g);
+}
+
+// Nothing is gathered: all ranks write their shards into the same two files. Gathers under way only read the shards.
+static void gpt2_save(GPT2* g, Run* run, long long step) {
+    ranks_save(run, step, g->ranges, g->num_ranges);
+}
+
+// ----------------------------------------------------------------------------
+// 8. training
+
+// Declares the options of this program.
+static void gpt2_options(GPT2* g, Run* run) {
+    run_options(run, "train_gpt2_muon",
+                "train GPT-2 with Muon: each matrix has a rank that orthogonalises its momentum, which ZeRO shards");
+    options_ranks(run);
+    g->zero_stage = 1;
+    option_int(&run->table, "zero-stage", &g->zero_stage, 1, 3,
+               "what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters");
+    option_choice(&run->table, "owners", &g->all_own, "one|all",
+                  "which ranks orthogonalise a matrix: one: its owner; all: every rank, which only repeats the work");
+    g->momentum = 0.95;
+    option_float(&run->table, "momentum", &g->momentum, 0, 0.9999, "Muon's momentum, of the blocks' matrices");
+}
+
+// Sets the fields that gpt2_predict_memory and gpt2_init need, except recompute, which gpt2_predict sets (section 9).
+static void gpt2_configure(void* model, Run* run) {
+    GPT2* g = (GPT2*)model;
+    g->config = run->config;
+    g->max_B = (int)run->o.batch_size;
+    g->seq_len = (int)run->o.seq_len;
+    g->accumulation = run->accumulation;
+    g->logits_rows = classifier_rows(g->max_B * g->seq_len, g->config.Vp);
+    g->num_units = gpt2_num_units(g->config);
+    g->dp = ranks_world(run); // rank r's micro-batch m: sequences (mN + r)B to (mN + r + 1)B - 1 of the global batch
+    gpt2_init_units(g);
+    owners_init(&g->owners, g->config, g->dp, g->all_own);
+    run->ranks->share.writer = g->dp->rank; // each rank saves its shards
+    run->ranks->share.writers = g->dp->size;
+}
+
+// Returns the mean loss over the first --eval-steps global batches of the validation data.
+static EvalLoss evaluate(GPT2* g, Run* run) {
+    double tokens = 0, bytes = 0;
+    long long micro_batches = run_eval_begin(run);
+    device_zero(g->stats, sizeof *g->stats);
+    for (long long i = 0; i < micro_batches; i++) {
+        dataloader_next(&run->val);
+        gpt2_load_batch(g, run->val.inputs, run->val.targets, g->max_B, g->seq_len);
+        gpt2_forward(g);
+        head_forward(g, root_view(g, unit_params(g, 0)).wte);
+        unit_release(g, 0);
+        add_sum(&g->stats->loss, g->losses, (size_t)g->B * (size_t)g->T);
+        tokens += run->val.valid;
+        bytes += run->val.bytes;
+    }
+    StepStats stats;
+    device_to_host(&stats, g->stats, sizeof stats);
+    double loss = comm_host_sum(g->dp, stats.loss), all_tokens = comm_host_sum(g->dp, tokens);
+    EvalLoss mean = { loss / all_tokens, loss / comm_host_sum(g->dp, bytes) };
+    return mean;
+}
+
+// For samples: computes on the host the logits (V) of the token that follows tokens (T).
+static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
+    GPT2* g = (GPT2*)self;
+    GPT2Config c = g->config;
+    gpt2_load_batch(g, tokens, NULL, 1, T);
+    gpt2_forward(g);
+    floatX* last = g->lnf + (size_t)(T - 1)*c.C;
+    matmul_forward(g->logits, last, root_view(g, unit_params(g, 0)).wte, NULL, 1, c.C, c.Vp);
+    unit_release(g, 0);
+    device_to_host(logits, g->logits, (size_t)c.V * sizeof(floatX));
+}
+
+// Runs one optimizer step, counted from 0: forward and backward for every micro-batch, clip, update.
+static StepStats train_step(GPT2* g, Run* run, long long step) {
+    const Options* o = &run->o;
+    // The share of one token in the mean over the global batch. loss_tokens counts the tokens of all ranks, so summing
+    // gradients over the ranks averages them.
+    float dloss = (float)(run->scaler.scale / run->loss_tokens);
+    device_zero(g->stats, sizeof *g->stats);
+    for (int micro = 0; micro < g->accumulation; micro++) {
+        dataloader_next(&run->train);
+        gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
+        gpt2_begin_micro(g, micro);
+        gpt2_forward(g);
+        gpt2_backward(g, dloss);
+    }
+    gpt2_reduce(g);
+    trace_compute("update", -1);
+    gpt2_clip(g, (float)o->grad_clip, (float)run->scaler.scale);
+    run->lr = learning_rate(o, step);
+    AdamW adamw = { run->lr, o->beta1, o->beta2, o->eps, o->weight_decay, run->updates + 1 };
+    Muon muon = { run->lr, g->momentum, o->weight_decay };
+    gpt2_update(g, adamw, muon);
+    StepStats stats;
+    device_to_host(&stats, g->stats, sizeof stats); // the only wait for the device in a step
+    if (stats.grad_scale != 0) run->updates++;
+    trace_step(step + 1);
+    return stats;
+}
+
+// Reports the model, the parallel layout and the predictions before training begins.
+static void gpt2_report(const GPT2* g, Run* run) {
+    ranks_report(run);
+    report_zero((int)g->zero_stage, g->config, g->dp->size);
+    report_owners(&g->owners, g->all_own);
+}
+
+// Call after the last step. Returns true if all measurements agree with the predictions.
+static bool gpt2_end(GPT2* g, Run* run) {
+    gpt2_gather_finish(g);
+    return ranks_end(run);
+}
+
+// ----------------------------------------------------------------------------
+// 9. plumbing: the same text in every program for several ranks
+
+// Evaluates the formulas for this model: for --predict, and before anything is allocated.
+static void gpt2_predict(void* model, Run* run) {
+    GPT2* g = (GPT2*)model;
+    g->recompute = run->o.recompute == RECOMPUTE_BLOCK;
+    gpt2_predict_memory(g, run->predicted);
+    run->ranks->sent = gpt2_predict_sent(g);
+}
+
+// For --check-every: returns a checksum of unit u, which must be equal on all ranks that hold the same part of it.
+static uint64_t unit_checksum(void* model, const Run* run, int u, bool is_replicated) {
+    GPT2* g = (GPT2*)model;
+    if (g->units[u].size == 0) return UNIT_ELSEWHERE;
+    uint64_t sum = ranks_checksum(run, u, unit_params(g, u), g->units[u].size, is_replicated);
+    unit_release(g, u);
+    return sum;
+}
+
+int main(int argc, char** argv) {
+    static Run run;
+    static GPT2 g;
+    gpt2_options(&g, &run);
+    run_predict(&run, argc, argv, gpt2_configure, gpt2_predict, &g, sizeof g); // with --predict the program ends here
+    ranks_start(&run, argc, argv);
+    gpt2_configure(&g, &run);
+    ranks_plan(&run, gpt2_predict, &g, gpt2_shapes(&g)); // --recompute auto: block if memory is too small
+    gpt2_init(&g);
+    gpt2_report(&g, &run);
+    gpt2_load(&g, &run);
+    ranks_begin(&run);
+
+    for (long long step = run.first; ; step++) {
+        if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
+        if (run_samples(&run, step)) run_sample(&run, step, next_logits, &g);
+        if (run_saves(&run, step)) gpt2_save(&g, &run, step);
+        if (step == run.o.steps) break;
+
+        ranks_step_begin(&run, step);
+        StepStats stats = train_step(&g, &run, step);
+        ranks_step_end(&run, step, &stats);
+        ranks_check(&run, step + 1, unit_checksum, &g);
+    }
+    bool as_predicted = gpt2_end(&g, &run);
+    gpt2_free(&g);
+    ranks_stop(&run);
+    return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
+}
