@@ -755,7 +755,7 @@ static void gpt2_update(GPT2* g, AdamW adamw, Muon muon) {
                      &g->stats->param_square);
     }
     comm_wait(g->dp, to_owners);
-    trace_compute("Newton-Schulz", -1);
+    trace_compute("update, Newton-Schulz", -1);
     muon_orthogonalise(g);
     trace_compute("update", -1);
     muon_apply(g, muon);

@@ -94,13 +94,15 @@ def print_step(ranks, step, begin, end, columns):
 
 # ---- the same as a picture for a page ----
 COLOURS = {"e": ("#8ecae6", "embedding"), "f": ("#3a86b7", "forward"), "h": ("#1d3557", "head"), "b": ("#f4a259", "backward"),
-           ".": ("#eeeeee", "waiting"), "u": ("#8d99ae", "update"), "+": ("#7fb069", "communication hidden"),
-           "#": ("#c1121f", "exposed")}
+           ".": ("#eeeeee", "waiting"), "u": ("#8d99ae", "update"), "n": ("#9d4edd", "Newton-Schulz"),
+           "+": ("#7fb069", "communication hidden"), "#": ("#c1121f", "exposed")}
 
 
 def write_svg(path, ranks, begin, end, span_ms):
     """span_ms: the time that the picture's width stands for, so that several pictures can be compared; 0: the step's duration."""
-    picture = TimePicture(COLOURS.values(), len(ranks), 2, 18, 10, span_ms or 1e-3 * (end - begin))
+    used = {s.letter for rank in ranks for s in rank.compute} | COLOURS.keys() - {"n"}  # only Muon has it
+    legend = [named for letter, named in COLOURS.items() if letter in used]
+    picture = TimePicture(legend, len(ranks), 2, 18, 10, span_ms or 1e-3 * (end - begin))
 
     def draw(rank, row, first, last, letter):
         picture.slice(rank, row, 1e-3 * (first - begin), 1e-3 * (min(last, end) - begin), COLOURS.get(letter, COLOURS["#"])[0])

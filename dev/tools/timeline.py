@@ -83,7 +83,7 @@ def slice_of(begin, end, step, name):
     phase = next((p for p in PHASES[:-1] if what.startswith(p)), phase)
     named = re.search(r"block (\d*)", name)
     block = 1 + int(named[1] or 0) if named else 0 if "embedding" in name or "head" in name else None
-    letter = "." if name.startswith("wait") else "e" if "embedding" in name else name[:1] or " "
+    letter = "." if name.startswith("wait") else "e" if "embedding" in name else "n" if "Newton" in name else name[:1] or " "
     return Slice(begin, end, step, name, kind and (kind, int(micro)), letter, phase, block)
 
 
