@@ -343,8 +343,8 @@ static inline bool mpi_step_check_same(MpiOp* o) {
     }
     for (int q = 0; s->to && q < N; q++) {
         if (o->step == -2) l->counts[q] = (long long)s->to[q].n;
-        else invariant(l->counts[N + q] == (long long)s->from[q].n, "%s: rank %d sends %lld %s of an all-to-all-v to rank"
-                       " %d, which expects %zu", o->comm->name, q, l->counts[N + q], comm_type_name(s->type),
+        else invariant(l->counts[N + q] == (long long)s->from[q].n, "%s: rank %d sends %lld %s of an all-to-all-v to"
+                       " rank %d, which expects %zu", o->comm->name, q, l->counts[N + q], comm_type_name(s->type),
                        o->comm->rank, s->from[q].n);
     }
     if (s->to == NULL || o->step == -3) return false;
