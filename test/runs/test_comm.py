@@ -49,7 +49,7 @@ def test_a_program_without_mpi_is_a_rank_alone(tmp_path):
     ("parts-overlap", 2, r"part from rank 1 \(2 fp32\) overlaps the part from rank 0: give it a place of its own"),
     ("parts-overwritten", 2, r"part from rank 1 \(1 fp32\) overlaps the part to rank 0: give it"),
     ("own-part-differs", 1, "rank 0 expects 2 fp32 of an all-to-all-v from itself and sends itself 3"),
-    ("parts-differ", 2, "all-to-all-v failed.*truncated"), ("message-too-long", 2, "receive failed"),
+    ("parts-differ", 2, "all-to-all-v failed"), ("message-too-long", 2, "receive failed"),
     ("wait-twice", 2, "^rank [01]: error: world: operation #0 is waited for a second time"),
     ("orders-differ", 3, r"has reached all-reduce #[01] of world \(2 fp32"),
     ("sizes-differ", 2, r"has reached all-reduce #0 of world \([23] fp32")])
