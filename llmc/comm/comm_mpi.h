@@ -17,7 +17,7 @@ MPI's int counts are enough. A piece is a few steps; each posts messages, and th
                     as a ring. (Open MPI 4.1's MPI_Ireduce_scatter_block sums everything on rank 0 first.)
     all-gather      every rank sends its shard to all others
                     (For both: a shard in host memory is sent and added up in place.)
-    all-to-all      every rank sends row r to rank r, or part r, whose pieces end when it ends
+    all-to-all      every rank sends row r, or part r, to rank r; a short part has fewer pieces
     broadcast, barrier: MPI's
 */
 #ifndef LLMC_COMM_MPI_H
