@@ -84,7 +84,8 @@ def sent(e):
     """The bytes that a rank sends in an operation, by the formulas of llmc/comm/comm_api.h."""
     kind, elements, number = OPERATION.fullmatch(e.name).groups()
     bytes_, others = int(elements) * WIDTHS[number], e.ranks - 1
-    return {"all-reduce": 2 * bytes_ * others / e.ranks, "receive": 0, "send": bytes_}.get(kind, bytes_ * others)
+    return {"all-reduce": 2 * bytes_ * others / e.ranks, "receive": 0, "send": bytes_,
+            "all-to-all-v": bytes_}.get(kind, bytes_ * others)
 
 
 def unit_name(u): return "root" if u == 0 else f"{('attn', 'mlp')[(u - 1) % 2]} {(u - 1) // 2}"

@@ -35,8 +35,10 @@ class Operation(NamedTuple):
     is_message = property(lambda self: self.collective in ("send", "receive"))
 
     def what(self):
-        """Equal if both describe the same operation. A send and its receive differ in name and peer."""
-        return self.elements, self.step, self.type, *(() if self.is_message else (self.peer, self.collective))
+        """Equal if both describe the same operation. A send and its receive differ in name and peer, and an all-to-all-v in what
+        each rank sends."""
+        elements = None if self.collective == "all-to-all-v" else self.elements
+        return elements, self.step, self.type, *(() if self.is_message else (self.peer, self.collective))
 
     def __str__(self):
         """ "broadcast #0 of world (64 bf16, root 0, step 1)", "send #3 to rank 2 of pp.0 (64 bf16, step 1)" """

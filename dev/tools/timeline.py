@@ -14,7 +14,7 @@ REMEDY = "a trace is what --trace FILE of a training program writes"
 COMPUTE, COMMUNICATION = 0, 1  # tracks
 MOST_RANKS = 65536
 MOST_UNITS, MOST_BLOCKS = 513, 256 # the root, and two of each block (llmc/model/gpt2.h)
-OPERATION = re.compile("(all-reduce|reduce-scatter|all-gather|all-to-all|broadcast|send|receive|barrier|split) #"
+OPERATION = re.compile("(all-reduce|reduce-scatter|all-gather|all-to-all(?:-v)?|broadcast|send|receive|barrier|split) #"
                        r"(\d+)(?: of ([A-Za-z0-9_.-]{1,23}))?(?: \(|$)")  # "all-gather #12 of shard.0 (24992 fp32)"
 PHASES = "forward", "head", "backward", "weights", "wait for gradients", "update", "other"
 ACTIONS = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}  # of a pipeline

@@ -250,10 +250,10 @@ static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, siz
 // may write a gathered shard, or read a reduced one, only after comm_wait and then device_synchronize.
 // in (N,n), out (N,n): row q of in goes to rank q, row q of out comes from rank q. They must not overlap.
 static inline CommOp comm_all_to_all(Comm* c, void* out, const void* in, size_t n, CommType t);
-// The same with uneven parts: part to[q] of in goes to rank q, and part from[q] of out comes from it, where from[q].n is
-// that rank's to[rank].n, perhaps 0. Parts of in may overlap one another, as when several ranks get the same elements;
-// a part of out may overlap no other part. The rest of out stays as it is. from (N) and to (N) must not change until
-// comm_wait.
+// The same with uneven parts: part to[q] of in goes to rank q, and part from[q] of out comes from it, where from[q].n
+// is that rank's to[rank].n, perhaps 0. Parts of in may overlap one another, as when several ranks get the same
+// elements; a part of out may overlap no other part. The rest of out stays as it is. from (N) and to (N) must not
+// change until comm_wait.
 static inline CommOp comm_all_to_all_v(Comm* c, void* out, const CommPart* from, const void* in, const CommPart* to,
                                        CommType t);
 // buf (n) = buf of the root

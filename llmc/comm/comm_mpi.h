@@ -17,7 +17,7 @@ MPI's int counts are enough. A piece is a few steps; each posts messages, and th
                     as a ring. (Open MPI 4.1's MPI_Ireduce_scatter_block sums everything on rank 0 first.)
     all-gather      every rank sends its shard to all others
                     (For both: a shard in host memory is sent and added up in place.)
-    all-to-all      every rank sends row r to rank r, or part r, whose pieces end when it ends
+    all-to-all      every rank sends row r, or part r, to rank r; a short part has fewer pieces
     broadcast, barrier: MPI's
 */
 #ifndef LLMC_COMM_MPI_H
@@ -343,8 +343,8 @@ static inline bool mpi_step_check_same(MpiOp* o) {
     }
     for (int q = 0; s->to && q < N; q++) {
         if (o->step == -2) l->counts[q] = (long long)s->to[q].n;
-        else invariant(l->counts[N + q] == (long long)s->from[q].n, "%s: rank %d sends %lld %s of an all-to-all-v to rank"
-                       " %d, which expects %zu", o->comm->name, q, l->counts[N + q], comm_type_name(s->type),
+        else invariant(l->counts[N + q] == (long long)s->from[q].n, "%s: rank %d sends %lld %s of an all-to-all-v to"
+                       " rank %d, which expects %zu", o->comm->name, q, l->counts[N + q], comm_type_name(s->type),
                        o->comm->rank, s->from[q].n);
     }
     if (s->to == NULL || o->step == -3) return false;

@@ -62,7 +62,8 @@ def assert_timeline_has_what_is_counted(run, trace, ranks_of):
         (kind, n, X) = operation(name)
         if rank == 0 and step in (None, 1) and kind not in ("receive", "barrier"):
             N = ranks_of(name, X)
-            sent += n * X if kind == "send" else 2 * (N - 1) / N * n * X if kind == "all-reduce" else (N - 1) * n * X
+            times = 1 if kind in ("send", "all-to-all-v") else 2 * (N - 1) / N if kind == "all-reduce" else N - 1
+            sent += times * n * X
     assert sent and [round(sent)] == run.series("comm_bytes")
 
 

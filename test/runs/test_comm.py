@@ -45,13 +45,23 @@ def test_a_program_without_mpi_is_a_rank_alone(tmp_path):
     ("split-in-flight", 1, "wait for the operations under way first"),
     ("split-twice", 1, "there is a communicator 'part.0' already"),
     ("world-first", 1, "comm_free of the world before 'part.0'"), ("overlap-before", 3, "all-to-all of 3 x 1 fp32 overlap"),
-    ("overlap", 3, "all-to-all of 3 x 1 fp32 overlap"), ("message-too-long", 2, "receive failed"),
+    ("overlap", 3, "all-to-all of 3 x 1 fp32 overlap"),
+    ("parts-overlap", 2, r"part from rank 1 \(2 fp32\) overlaps the part from rank 0: give it a place of its own"),
+    ("parts-overwritten", 2, r"part from rank 1 \(1 fp32\) overlaps the part to rank 0: give it"),
+    ("own-part-differs", 1, "rank 0 expects 2 fp32 of an all-to-all-v from itself and sends itself 3"),
+    ("parts-differ", 2, "all-to-all-v failed"), ("message-too-long", 2, "receive failed"),
     ("wait-twice", 2, "^rank [01]: error: world: operation #0 is waited for a second time"),
     ("orders-differ", 3, r"has reached all-reduce #[01] of world \(2 fp32"),
     ("sizes-differ", 2, r"has reached all-reduce #0 of world \([23] fp32")])
 def test_a_mistake_is_an_error_that_names_it(name, ranks, pattern):
     strict = name in ("orders-differ", "sizes-differ")  # only strict mode sees these
     assert_refused(command(program("test/test_comm"), "die", name, ranks=ranks if ranks > 1 else None, strict=strict), pattern)
+
+
+@pytest.mark.parametrize("strict, options", [(True, ""), (False, "--emulate-link 10")], ids=["strict", "link"])
+def test_strict_mode_and_an_emulated_link_name_the_parts_that_differ(strict, options):
+    run = command(program("test/test_comm"), options, "die parts-differ", ranks=2, strict=strict)
+    assert_refused(run, "world: rank 1 sends 3 fp32 of an all-to-all-v to rank 0, which expects 2")
 
 
 @pytest.mark.parametrize("options, env, pattern", [

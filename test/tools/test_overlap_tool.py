@@ -6,7 +6,7 @@ import pytest
 from pytest import approx
 from overlap import WAYS, Split
 from suite import ROOT, TOKENS, assert_refused, assert_says, command, once, program, rest, succeeds, trained
-from timeline import Trace
+from timeline import OPERATION, Trace
 
 SMALL = (f"--data {TOKENS} --val-data= --model d3 --heads 2 --channels 32 --seq-len 32 --batch-size 4 --steps 6 --eval-every 0 "
          "--sample-every 0 --save-every 0")
@@ -182,6 +182,12 @@ def test_numbers_that_are_known(tmp_path):
     assert figures == {"efficiency_communication": approx(70 / (70 + 36)), "efficiency_exposed": approx(70 / (70 + 20))}
     assert_says(said, r"^  all  *36.000 *36.00 % *20.000 *20.00 % *10.000$", r"^step  *146.000  100.0 % *20.000 *16.000 *10.000 ",
                 "^    grad_ready  *16.000 ")
+
+
+def test_every_kind_of_operation_is_known():
+    names = re.search(r"comm_kind_names\[COMM_KINDS\] = {(.*?)};", (ROOT / "llmc/comm/comm_api.h").read_text(), re.S)[1]
+    kinds = re.findall(r'"(.*?)"', names)
+    assert "all-to-all-v" in kinds and [OPERATION.match(f"{kind} #1 (8 fp32)")[1] for kind in kinds] == kinds
 
 
 @pytest.mark.parametrize("change, pattern", [

@@ -99,6 +99,14 @@ def test_every_property_of_an_operation_is_compared_and_that_it_finished(changed
     else: assert text == "everyone issued broadcast #5 of world (100 fp32, root 1, step 5), but on ranks 0 and 2 it did not finish"
 
 
+def test_ranks_send_different_numbers_in_an_all_to_all_v(tmp_path):
+    logs = [Log(r) for r in range(3)]
+    for log in logs: log.issue("world", "all-to-all-v", 100 * log.rank)
+    assert said(tmp_path, logs) == "the same on all: 1 operations, of which #0 to #0 could be compared"
+    for log in logs: log.issue("world", "all-to-all" + "-v" * (log.rank > 0), 100)
+    assert said(tmp_path, logs).startswith("ranks 1-2 issued all-to-all-v #1 of world (100 fp32, step 0), rank 0 issued all-to-all #1")
+
+
 @pytest.mark.parametrize("received, text", [
     ([10, 20, 30, 40, 50], "the same on all: 5 operations, of which #0 to #4 could be compared"),
     ([], "rank 2 never issued send #0 to rank 2 of world (10 fp32, step 0)"),

@@ -1,7 +1,8 @@
 /*
 comm_claims.h - what holds of communication on CPUs (test_comm.c) and on GPUs (test_comm_cuda.cu) besides the results
-of collectives, which comm_bench checks: messages, what waits for what, communicators, barriers. The programs are
-started on several ranks, or alone. Every rank checks its own results, and the first check that fails ends them all.
+of collectives with parts of one size, which comm_bench checks: uneven parts, messages, what waits for what,
+communicators, barriers. The programs are started on several ranks, or alone. Every rank checks its own results, and the
+first check that fails ends them all.
 
     test_comm [PATTERN...]   the claims whose names match one of the patterns, or all, as TAP from rank 0
 
@@ -75,6 +76,41 @@ static void release(Buffer b, Numbers numbers, int rank, size_t first, const cha
         require(spare[k] == 0x5a, "%s: byte %d behind %zu floats was written", what, k, b.n);
     free(spare);
     device_free(b.p);
+}
+
+// ---- uneven parts ----
+static char byte_of(int rank, size_t i) { return (char)(i % 251 + 31 * (size_t)rank); }
+// Rank p sends rank q nothing, half of n elements or all of them; for most pairs q sends p another number.
+static size_t part_size(int p, int q, size_t n) { return (size_t)((2 * p + q + 1) % 3) * n / 2; }
+// The parts that are sent overlap. Those that arrive lie behind them in the same memory, with gaps between them.
+static void exchange_uneven_parts(size_t n, CommType t) {
+    const size_t N = (size_t)world.size, row = n * comm_type_size(t), bytes = 2 * N * row;
+    CommPart from[MOST_RANKS], to[MOST_RANKS];
+    char *memory = (char*)device_alloc(bytes, MEMORY_ACTIVATIONS), *host = (char*)xcalloc(bytes, 1);
+    for (int q = 0; q < world.size; q++) {
+        CommPart sent = { part_size(world.rank, q, n), (size_t)q * (n / 2) };
+        CommPart arrives = { part_size(q, world.rank, n), (N + (size_t)q) * n };
+        to[q] = sent;
+        from[q] = arrives;
+    }
+    for (size_t i = 0; i < bytes; i++) host[i] = byte_of(world.rank, i);
+    host_to_device(memory, host, bytes);
+    comm_wait(&world, comm_all_to_all_v(&world, memory, from, memory, to, t));
+    device_to_host(host, memory, bytes);
+    for (size_t i = 0; i < bytes; i++) {
+        size_t q = i / row, at = i % row;
+        bool arrived = q >= N && at < from[q - N].n * comm_type_size(t);
+        char want = arrived ? byte_of((int)(q - N), (size_t)to[world.rank].at * comm_type_size(t) + at) : byte_of(world.rank, i);
+        require(host[i] == want, "parts of %zu %s: byte %zu of row %zu is %d, not %d", n, comm_type_name(t), at, q, host[i], want);
+    }
+    free(host);
+    device_free(memory);
+}
+CLAIM(uneven_parts_of_every_type_arrive_and_touch_nothing_else) {
+    for (int t = 0; t <= COMM_BYTE; t++) {
+        const size_t lengths[] = { 3 * MANY / 2 / comm_type_size((CommType)t), 3, 1, 0 };
+        for (int k = 0; k < 4; k++) exchange_uneven_parts(lengths[k], (CommType)t);
+    }
 }
 
 // ---- messages, and what waits for what ----

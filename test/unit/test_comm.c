@@ -75,8 +75,17 @@ CLAIM(sums_in_any_order_are_the_same_twice_and_on_every_rank) {
 // All ranks together really send N times what the formulas say for one (comm_host_sum). Bytes that a library sends are not counted.
 CLAIM(counts_are_the_formulas_and_what_is_really_sent) {
     const size_t n = 300007, N = (size_t)world.size, all = (N - 1) * N;
-    const unsigned long long calls[COMM_KINDS] = { 2, 1, 1, 1, 1, 0, 0, 0, 0 };
-    const size_t bytes[COMM_KINDS] = { 2 * (4 * n + 10) * (N - 1), 4 * n * all, 4 * n * all, 1998 * all, 1001 * (N - 1), 0, 0, 0, 0 };
+    const unsigned long long calls[COMM_KINDS] = { 2, 1, 1, 1, 1, 1, 0, 0, 0, 0 };
+    const size_t bytes[COMM_KINDS] = {
+        2 * (4 * n + 10) * (N - 1), 4 * n * all, 4 * n * all, 1998 * all, 100 * N * all, 1001 * (N - 1), 0, 0, 0, 0
+    };
+    CommPart from[MOST_RANKS], to[MOST_RANKS]; // 100 elements for the next rank, 200 for the one after it, ...
+    for (int q = 0; q < world.size; q++) {
+        CommPart arrives = { 100 * ((size_t)(world.rank - q - 1 + world.size) % N + 1), (size_t)q * n };
+        CommPart sent = { 100 * ((size_t)(q - world.rank - 1 + world.size) % N + 1), 0 };
+        from[q] = arrives;
+        to[q] = sent;
+    }
     float *x = xcalloc(n * N, sizeof(float)), *own = x + n * (size_t)world.rank, *y = xcalloc(n * N, sizeof(float));
     for (int mode = 0; mode < MODES; mode++) {
         set_mode(mode);
@@ -87,6 +96,7 @@ CLAIM(counts_are_the_formulas_and_what_is_really_sent) {
         comm_wait(&world, comm_reduce_scatter(&world, own, x, n, COMM_F32));
         comm_wait(&world, comm_all_gather(&world, x, own, n, COMM_F32));
         comm_wait(&world, comm_all_to_all(&world, y, x, 999, COMM_F16));
+        comm_wait(&world, comm_all_to_all_v(&world, y, from, x, to, COMM_BF16));
         comm_wait(&world, comm_broadcast(&world, x, 1001, COMM_BYTE, world.size - 1));
         memcpy(after, world.stats, sizeof after);
         for (int k = 0; k < COMM_KINDS; k++) {
@@ -184,6 +194,23 @@ CLAIM(in_strict_mode_outputs_are_nan_but_for_a_ranks_own_shard_and_inputs_are_re
     require(full[0] == 3 * ranks && full[N * n - 1] == 3 * ranks, "in place: %g", full[0]);
     wait_strictly(comm_all_to_all(&world, all, full, n, COMM_F32), all, N * n, full, N * n, 100 + (float)world.rank);
     for (size_t q = 0; q < N; q++) require(all[q * n] == 100 + (float)q, "an early write had no effect: %g", all[q * n]);
+
+    CommPart from[MOST_RANKS], to[MOST_RANKS];
+    for (int q = 0; q < world.size; q++) {
+        CommPart arrives = { 2, (size_t)q * n + 1 }, sent = { 2, 1 };
+        from[q] = arrives;
+        to[q] = sent;
+    }
+    set_all(all, N * n, 6);
+    CommOp parts = comm_all_to_all_v(&world, all, from, full, to, COMM_F32);
+    for (size_t q = 0; q < N; q++) {
+        const float* row = all + q * n;
+        require(all_nan(row + 1, 2), "rank %zu's part can be read before the wait", q);
+        require(row[0] == 6 && row[3] == 6 && row[4] == 6, "what is around the part of rank %zu becomes NaN", q);
+    }
+    set_all(full, N * n, 200 + (float)world.rank);
+    comm_wait(&world, parts);
+    for (size_t q = 0; q < N; q++) require(all[q * n + 2] == 200 + (float)q, "an early write had no effect: %g", all[q * n + 2]);
     wait_strictly(comm_broadcast(&world, x, n, COMM_F32, 0), x, n, NULL, 0, 0); // NaN on the root as well
     require(x[2] == ranks, "broadcast: %g", x[2]);
 }
@@ -281,11 +308,29 @@ static void send_all_kinds(void) {
     for (int root = 0; root < world.size; root++) comm_wait(&world, comm_broadcast(&world, x, n, COMM_F32, root));
     free(x); free(y);
     offload_free(on_host);
+    exchange_uneven_parts(n, COMM_F32);
     exchange_with_all();
     comm_split(&half, &world, "half", world.rank % 2);
     all_reduce_on_both(&half);
     comm_collect_times(&half);
     comm_free(&half);
+}
+// What one rank sends arrives at the end of its time, also on ranks that send nothing.
+static void send_from_one_rank_to_all(void) {
+    const size_t n = MANY / 4, others = (size_t)world.size - 1;
+    CommPart from[MOST_RANKS], to[MOST_RANKS];
+    float *x = xcalloc(n, sizeof(float)), *y = xcalloc(n, sizeof(float));
+    memset(from, 0, sizeof from);
+    memset(to, 0, sizeof to);
+    for (int q = 1; q < world.size && world.rank == 0; q++) to[q].n = n;
+    from[0].n = world.rank > 0 ? n : 0;
+    comm_barrier(&world);
+    world.world->options.link /= 10; // far slower than the messages are
+    double begun = now_seconds(), needs = (double)(others * n * 4) / (world.world->options.link * 1e9 / 8);
+    comm_wait(&world, comm_all_to_all_v(&world, y, from, x, to, COMM_F32));
+    double took = now_seconds() - begun;
+    require(took >= needs, "rank 0's parts were here after %.6f s, not %.6f s", took, needs);
+    free(x); free(y);
 }
 CLAIM(an_emulated_link_is_as_slow_as_its_rate_and_operations_take_turns) {
     if (world.size == 1) return;
@@ -296,6 +341,7 @@ CLAIM(an_emulated_link_is_as_slow_as_its_rate_and_operations_take_turns) {
     num_carried = 0;
     send_all_kinds();
     comm_observe(&world, NULL, NULL);
+    send_from_one_rank_to_all();
     comm_barrier(&world);
     world.world->options.link = kept;
     qsort(carried, (size_t)num_carried, sizeof *carried, compare_carried);
@@ -343,6 +389,12 @@ static void die_by(const char* name) {
     MISTAKE("sum-of-bytes", comm_reduce_scatter(&world, x, x, 1, COMM_BYTE))
     MISTAKE("overlap", comm_all_to_all(&world, x, x + last, 1, COMM_F32))
     MISTAKE("overlap-before", comm_all_to_all(&world, x + last, x, 1, COMM_F32))
+    MISTAKE("parts-overlap", CommPart from[] = { { 2, 0 }, { 2, 1 } }, to[] = { { 2, 0 }, { 2, 2 } };
+            comm_all_to_all_v(&world, x, from, x + 4, to, COMM_F32))
+    MISTAKE("parts-overwritten", CommPart from[] = { { 1, 0 }, { 1, 1 } }, to[] = { { 1, 1 }, { 1, 2 } };
+            comm_all_to_all_v(&world, x, from, x, to, COMM_F32))
+    MISTAKE("own-part-differs", CommPart from[] = { { 2, 0 } }, to[] = { { 3, 0 } };
+            comm_all_to_all_v(&world, x, from, x + 4, to, COMM_F32))
     MISTAKE("split-in-flight", comm_all_reduce(&world, x, 1, COMM_F32); comm_split(&c, &world, "part", 0))
     MISTAKE("split-twice", comm_split(&c, &world, "part", 0); comm_split(&d, &world, "part", 0))
     MISTAKE("world-first", comm_split(&c, &world, "part", 0); comm_free(&world))
@@ -350,6 +402,9 @@ static void die_by(const char* name) {
             CommOp ops[] = { comm_all_reduce(&world, x, 2, COMM_F32), comm_all_reduce(&world, x + 2, 2, COMM_F32) };
             comm_wait(&world, ops[world.rank % 2]))
     MISTAKE("sizes-differ", comm_wait(&world, comm_all_reduce(&world, x, 2 + (size_t)world.rank, COMM_F32)))
+    MISTAKE("parts-differ", // rank 1 sends rank 0 one more than that expects
+            CommPart from[] = { { 2, 0 }, { 2, 2 } }, to[] = { { 2 + (size_t)world.rank, 4 }, { 2, 4 } };
+            comm_wait(&world, comm_all_to_all_v(&world, x, from, x, to, COMM_F32)))
     MISTAKE("message-too-long",
             comm_wait(&world, world.rank ? comm_recv(&world, x, 2, COMM_F32, 0) : comm_send(&world, x, 3, COMM_F32, 1)))
     die("there is no mistake '%s'", name);
