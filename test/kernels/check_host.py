@@ -450,7 +450,8 @@ def initial_weights_follow_their_numbers_and_have_gpt2s_distribution():
 MODEL, MASTER, M, V, MOMENTUM = range(5) # CheckpointPart
 STATE = {"m": M, "v": V, "momentum": MOMENTUM}
 FILL = 0x5a                    # bytes around arrays, and in those that nothing has written
-Cut = collections.namedtuple("Cut", "parts shares pieces seed has on_host muon", defaults=(1, 1, 1, 0, "params master", False, False))
+Cut = collections.namedtuple("Cut", "parts shares pieces seed has on_host muon",
+                             defaults=(1, 1, 1, 0, "params master", False, False))
 WHOLE, EVEN = Cut(), None # as a seed: equal shares, and the padding in the last one
 
 
@@ -721,8 +722,8 @@ def a_run_resumes_from_a_state_of_its_own_optimizer_alone_and_the_others_weights
                  f"--resume: {out / NEWER} has the state of {names[0]}, and this program trains with {names[1]}; --init-from loads"
                  " the weights alone")
             filled("read_weights", "f4", sum(elements(TINY, u) for u in units(TINY)), path_of(out / NEWER))
-            part = M if muon else MOMENTUM # of a matrix
-            dies(lambda: on.lib.read_part(path_of(out / NEWER), part, 1, 24, 25), f'has no "{"m" if muon else "momentum"}" to read') # noqa: B023
+            name = "m" if muon else "momentum" # of a matrix
+            dies(lambda: on.lib.read_part(path_of(out / NEWER), STATE[name], 1, 24, 25), f'has no "{name}" to read') # noqa: B023
 
 
 @claim

@@ -377,10 +377,11 @@ static void read_shard(const char* path) {
     checkpoint_add_pieces(pieces, &sharded, tensors, num_tensors, &weights, 0);
     checkpoint_sort_pieces(pieces);
     checkpoint_check_whole(pieces, tensors, num_tensors, from);
-    for (size_t place = 0; place < gpt2_num_parameters(sharded.config); place++) {
-        const CheckpointPiece* p = checkpoint_find_piece(&pieces[CHECKPOINT_MODEL], place);
-        if (p == NULL || p->offset + (place - p->begin + 1) * sizeof(float) > weights.file_size) abort();
-    }
+    for (const CheckpointTensor* t = tensors; t < tensors + num_tensors; t++)
+        for (size_t place = t->begin; place < t->end; place++) {
+            const CheckpointPiece* p = checkpoint_find_piece(&pieces[t->part], place);
+            if (p == NULL || p->offset + (place - p->begin + 1) * sizeof(float) > weights.file_size) abort();
+        }
 }
 
 static void read_index(const char* text, size_t n) {
@@ -414,10 +415,10 @@ static void read_input(void* argument) {
     else read_all_tensors(input->path);
 }
 
-static void fuzz_safetensors(const uint8_t* data, size_t size) {
-    if (size == 0) return;
-    Input input = { (const char*)data, make_file((const char*)data, size), size };
-    if (fuzz_reader(read_input, &input)) {
+static bool accepts(const char* data, size_t size) {
+    Input input = { data, make_file(data, size), size };
+    bool lived = fuzz_reader(read_input, &input);
+    if (lived) {
         safetensors_close(&weights);
         checkpoint_free_pieces(pieces);
         json_decref(json);
@@ -427,7 +428,9 @@ static void fuzz_safetensors(const uint8_t* data, size_t size) {
     memset(pieces, 0, sizeof pieces);
     json = NULL;
     run_state.options = NULL;
+    return lived;
 }
+static void fuzz_safetensors(const uint8_t* data, size_t size) { if (size > 0) accepts((const char*)data, size); }
 
 // ---- mutations ----
 #define SUM "\"0123456789abcdef\""
@@ -438,10 +441,10 @@ static const char good_state[] =
     "s{\"format\":\"shard.c checkpoint\",\"version\":1,\"model\":{\"layers\":2,\"heads\":2,\"channels\":4,\"vocab_size\":10,"
     "\"max_seq_len\":4},\"dtype\":\"fp32\",\"has_optimizer\":true,\"step\":7,\"data\":{\"seed\":1,\"seq_len\":3,\"epoch\":0,"
     "\"position\":5},\"adamw_t\":6,\"loss_scale\":1.0,\"good_steps\":2,\"options\":{},\"checksums\":{\"model\":" SUM ",\"m\":" SUM
-    ",\"v\":" SUM "},\"checksum_of_this\":" SUM "}";
+    ",\"v\":" SUM ",\"momentum\":" SUM "},\"optimizer\":\"Muon\",\"checksum_of_this\":" SUM "}";
 
-// A model of 29 parameters, with one tensor in two pieces.
-static const CheckpointRange good_ranges[] = { { 0, 0, 2 }, { 0, 2, 131 }, { 1, 0, 10 }, { 1, 10, 25 } };
+// Muon's state of a model of 29 parameters, 12 of them in matrices; one of these is in two pieces.
+static const CheckpointRange good_ranges[] = { { 0, 0, 131 }, { 1, 0, 7 }, { 1, 7, 10 }, { 2, 0, 15 } };
 enum { RANGES = sizeof good_ranges / sizeof good_ranges[0], SHARD_SIZE = 1 << 13 };
 static char good_index[1 << 12];
 
@@ -449,7 +452,7 @@ static char good_index[1 << 12];
 static size_t make_shard(const CheckpointRange ranges[RANGES], char* text, json_t** weight_map) {
     SafeTensors shard;
     memset(&shard, 0, sizeof shard);
-    shard.count = checkpoint_wanted(&sharded, CHECKPOINT_FILE_MODEL, ranges, RANGES, &shard.tensors);
+    shard.count = checkpoint_wanted(&sharded, CHECKPOINT_FILE_OPTIMIZER, ranges, RANGES, &shard.tensors);
     json_t *metadata = json_object(), *header = safetensors_make_header(&shard, metadata);
     char* json_text = json_dumps(header, JSON_COMPACT);
     memset(text, 0, SHARD_SIZE);
@@ -481,14 +484,16 @@ static void prepare_safetensors(void) {
     GPT2Config config = { 1, 1, 128, 1, 1, 1 };
     json_set_alloc_funcs(fuzz_malloc, fuzz_free);
     json_t* weight_map;
-    sharded.config = config; sharded.shards = 1;
-    num_tensors = checkpoint_tensors(&sharded, CHECKPOINT_FILE_MODEL, &tensors);
-    make_shard(good_ranges, shard, &weight_map);
-    made = json_pack("{s:{s:i}, s:o}", "metadata", "total_size", 116, "weight_map", weight_map);
+    sharded.config = config; sharded.shards = 1; sharded.has_optimizer = sharded.is_muon = true;
+    num_tensors = checkpoint_tensors(&sharded, CHECKPOINT_FILE_OPTIMIZER, &tensors);
+    size_t size = make_shard(good_ranges, shard, &weight_map);
+    made = json_pack("{s:{s:i}, s:o}", "metadata", "total_size", 184, "weight_map", weight_map);
     char* text = json_dumps(made, JSON_COMPACT);
     snprintf(good_index, sizeof good_index, "i%s", text);
     free(text);
     fuzz_keep();
+    require(accepts(shard, size) && accepts(good_index, strlen(good_index)), "what mutations start from is refused");
+    fuzz_done();
 }
 
 // Replaces a number in the text by one that is likely to be at some limit; returns the new size.
