@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[2])) # dev.lib
 from layers import (
-    ADD, ATTENTION, AUTO, COMPRESSION, CUDNN, F32, KERNELS, OWN, PRODUCTS, SET, AdamW, Array, LayerShapes, TokenRange, after, begin,
-    call, claim, doubles, f, from_bf16, gradient_before, integers, largest, main, near, normal, normal_f, numbers, numbers_of, of,
-    on, packed, raw, rounded, rows, run, same, to_bf16, to_stored, unset, unset_bytes, unset_f, within, x)
+    ADD, ATTENTION, AUTO, COMPRESSION, CUDNN, F32, KERNELS, OWN, PRODUCTS, SET, AdamW, Array, LayerShapes, Muon, TokenRange, after,
+    begin, call, claim, doubles, f, from_bf16, gradient_before, integers, largest, main, near, normal, normal_f, ns, numbers,
+    numbers_of, of, on, packed, raw, rounded, rows, run, same, to_bf16, to_stored, unset, unset_bytes, unset_f, unset_ns, within, x)
 
 MODES = SET, ADD
 
@@ -1056,6 +1056,190 @@ def adamw_adds_the_squares_of_the_params():
         if on.is_cpu: assert square.get()[0] == 3 + squares_in_order(o.params.get()), "the order is not that of add_sum_squares"
 
 
+# ---- Muon ----
+def orthogonalised(a):
+    """By singular values, each of which goes through the polynomial five times."""
+    U, S, V = np.linalg.svd(a, full_matrices=False)
+    s = S / np.linalg.norm(S)
+    for _ in range(5): s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return U * s @ V
+
+
+def newton_schulz(values, offset=0, of_work=0):
+    """The array that holds the result. Arrays begin so many elements after an aligned address."""
+    rows, cols = np.shape(values)
+    begin(1, max(rows, cols), min(rows, cols), 1, 1, PRODUCTS)
+    a = ns(values, offset)
+    call("newton_schulz", a, unset_ns(on.lib.work_of_newton_schulz(rows, cols), of_work), rows, cols)
+    return a
+
+
+def check_newton_schulz(values):
+    """In fp32 a change of a coefficient by 1 % would move the result by 4 to 8 %, another number of iterations by 36 %. bf16 rounds
+    more where there are fewer rows to average over."""
+    a = newton_schulz(values)
+    want, bound = orthogonalised(a.d), 1e-5 if not on.precision == "bf16" else 0.05 if min(a.start.shape) >= 64 else 0.1
+    error = np.linalg.norm(a.get() - want) / np.linalg.norm(want)
+    assert error <= bound, f"{a.start.shape}, norm {np.linalg.norm(a.d):.3g}: off by {error:.3g}"
+    return a
+
+
+@claim
+def newton_schulz_moves_singular_values_by_its_polynomial():
+    for shape in rows([(64, 64), (1, 64), (64, 1), (3, 128), (96, 96), (256, 64), (64, 256), (50, 33), (1, 1)], 4):
+        check_newton_schulz(numbers(*shape))
+    # rows and columns of different scale
+    check_newton_schulz(numbers(64, 64) * np.exp(numbers(64, 1)) * np.exp(numbers(64) / 2))
+
+
+@claim
+def newton_schulz_does_not_depend_on_the_scale():
+    values = rounded(numbers(64, 80))
+    bits = newton_schulz(values).bits()
+    for power in 20, 0, -20, -40, -60: same(f"times 2^{power}", newton_schulz(np.ldexp(values, power)), bits)
+    for factor in 1e-6, 1e-12, 1e-30: check_newton_schulz(factor * values)
+    if on.precision != "bf16": check_newton_schulz(np.ldexp(values[:, :64], -140)) # the reciprocal of the norm is beyond fp32
+
+
+@claim
+def newton_schulz_of_zeros_of_low_rank_and_of_what_is_not_finite():
+    for shape in (64, 64), (3, 16), (16, 3): assert (newton_schulz(np.zeros(shape)).get() == 0).all(), "zeros do not stay zeros"
+    if on.precision != "bf16": # which would round to another rank
+        values = np.linalg.svd(newton_schulz(numbers(64, 3) @ numbers(3, 64)).get())[1]
+        assert (0.67 < values[:3]).all() and (values[:3] < 1.15).all() and values[3] < 1e-3, values[:4]
+    for value, shape in itertools.product((np.nan, np.inf, -np.inf), ((64, 64), (3, 16), (16, 3))):
+        values = numbers(*shape)
+        values[1, 2] = value
+        assert np.isnan(newton_schulz(values).get()).all(), f"{value} is hidden"
+
+
+@claim
+def newton_schulz_has_the_same_bits_wherever_arrays_begin():
+    for shape in (64, 80), (33, 17):
+        values = numbers(*shape)
+        bits = newton_schulz(values).bits()
+        for place in itertools.product((0, 1, 3), (0, 1, 4)): same(f"{shape}, from {place}", newton_schulz(values, *place), bits)
+
+
+@claim
+def newton_schulz_multiplies_as_often_as_its_formula_says():
+    """Always with the smaller side inside."""
+    for shape in (64, 64), (16, 64), (64, 16), (1, 64), (64, 1), (12, 48), (48, 12):
+        m, n = sorted(shape)
+        begin(1, n, m, 1, 1, PRODUCTS)
+        before = on.lib.flops_so_far()
+        raw("newton_schulz", ns(numbers(*shape)), unset_ns(on.lib.work_of_newton_schulz(*shape)), *shape)
+        done, formula = on.lib.flops_so_far() - before, on.lib.flops_of_newton_schulz(*shape)
+        assert done == formula == 5 * (4 * m * m * n + 2 * m**3), f"{shape}: {done:.0f} FLOPs, the formula has {formula:.0f}"
+
+
+@of("cuda")
+def plans_of_newton_schulz_are_never_timed_or_beside_a_sum_and_nobody_elses():
+    """Ranks that try algorithms may choose different ones."""
+    N = 32
+    begin(1, N, N, 1, 1, PRODUCTS)
+    on.lib.products_are_tried(True)
+    on.lib.layers_overlap_sum(True)
+    a, out = ns(numbers(N, N)), unset(N, N)
+    raw("newton_schulz", a, unset_ns(on.lib.work_of_newton_schulz(N, N)), N, N)
+    own, timed, fewer = plans(IN_USE), plans(TIMED), plans(FOR_FEWER_PROCESSORS)
+    on.lib.layers_overlap_sum(False)
+    raw("matmul_forward", out, normal(N, N), normal(N, N), None, N, N, N)
+    on.lib.products_are_tried(False)
+    # A and A^2 have one, the product with X another
+    assert (own, timed, fewer) == (2, 0, 0), f"{own} plans, {timed} timed, {fewer} for fewer multiprocessors"
+    assert plans(TIMED) == 1 and plans(IN_USE) == 3, "a layer of the same shape shares a plan with newton_schulz"
+
+
+def check_momentum(n):
+    """Three steps, the second of which is skipped because of its gradients."""
+    begin()
+    beta, m = float(np.float32(0.95)), normal_f(n, std=0.1)
+    for scale in 0.5, 0, 2:
+        values, u = numbers(n, std=0.1), unset_ns(n)
+        if scale == 0: values[n // 2:n // 2 + 1] = np.nan
+        grads, start, before = x(values), m.start, m.d
+        call("muon_momentum", u, m, grads, f([scale]), 0.95, n)
+        if scale == 0:
+            same("momentum after a skipped step", m, start)
+            assert (u.get() == 0).all(), "a skipped step has an update"
+            continue
+        g = scale * grads.d
+        want = beta * before + (1 - beta) * g
+        near("momentum", m, want, 3)
+        near("the update", u, beta * want + (1 - beta) * g, 4)
+        m.keep()
+
+
+@claim
+def muons_momentum_is_nesterovs():
+    for n in rows([1003, 1, 7, 8, 4099, 0], 3): check_momentum(n)
+
+
+MUON, MUON_SCALE = dict(lr=2e-2, beta=0.95, weight_decay=0.1), 3.2
+
+
+def update_by_muon(o, update, scale=1, square=None, first=0, end=None, params=True):
+    """Of an Optimizer. Without params, weights are given as the master alone."""
+    end = o.n if end is None else end
+    at = lambda a: a and a.pointer + first * a.start.itemsize # noqa: E731
+    weights = (o.params, o.master) if params else (None, o.weights)
+    raw("muon_update", Muon(**MUON), MUON_SCALE, *map(at, (*weights, update)), f([scale]), end - first, square)
+
+
+def check_muon_update(n):
+    begin()
+    u = ns(0.1 * numbers(n))
+    o, alone = Optimizer(n), Optimizer(n)
+    update_by_muon(o, u)
+    w, decay, step = o.weights.d, MUON["lr"] * MUON["weight_decay"], MUON["lr"] * float(np.float32(MUON_SCALE))
+    near("weights", o.weights, w - decay * w - step * u.d, 3)
+    r = np.float32
+    in_fp32 = o.weights.start * r(1 - decay) - r(step) * u.d.astype("f4") if not on.is_16 else (
+        o.master.start * r(1 - decay) - r(step) * u.d.astype("f4"))
+    if on.is_cpu: same("the update in fp32 operations", o.weights, in_fp32)
+    if on.is_16: same("params beside their master", o.params, to_stored(o.master.get()))
+    update_by_muon(alone, u, params=False)
+    same("weights that are given as the master alone", alone.weights, o.weights)
+    if on.is_16: same("params that were not given", alone.params, alone.params.start)
+    return o, u
+
+
+@claim
+def muons_update_decays_weights_and_subtracts_the_scaled_update():
+    """A range has the bits of its pieces, wherever arrays begin."""
+    for n in rows([1003, 1, 7, 8, 4099, 0], 3): check_muon_update(n)
+    n = 2051
+    o, u = check_muon_update(n)
+    for cut in 1, 3, 17, 1024, n - 1:
+        pieces = Optimizer(n)
+        update_by_muon(pieces, u, end=cut)
+        update_by_muon(pieces, u, first=cut)
+        same_optimizer("Muon in two pieces", pieces, o)
+    for place in itertools.product((0, 1), repeat=3):
+        elsewhere = Optimizer(n, *place[:2])
+        update_by_muon(elsewhere, ns(u.d, place[2]))
+        same_optimizer("Muon of arrays that are not aligned", elsewhere, o)
+
+
+@claim
+def muons_update_changes_nothing_when_the_step_is_skipped_and_adds_the_squares_of_the_params():
+    """After a skipped step, too."""
+    for n, scale in itertools.product(rows([1, 7, 1024, 4099, 16390, 150001], 4), (1, 0)):
+        begin()
+        values, squares = 0.1 * numbers(n), (doubles(3), doubles(3))
+        if scale == 0: values[n // 2] = np.nan
+        places, plain = (Optimizer(n), Optimizer(n, 1)), Optimizer(n)
+        for o, square in zip(places, squares): update_by_muon(o, ns(values), scale, square)
+        update_by_muon(plain, ns(values), scale)
+        for o in places: same_optimizer("Muon that sums squares", o, plain)
+        if scale == 0: same_optimizer("a step that is skipped", plain, Optimizer(n))
+        params = plain.params.get()
+        within(f"the squares of {n} params", squares[0].get(), 3 + (params**2).sum(), 1e-13 * (3 + (params**2).sum()))
+        same("squares of params that are not aligned", squares[1], squares[0])
+        if on.is_cpu: assert squares[0].get()[0] == 3 + squares_in_order(params), "the order is not that of add_sum_squares"
+
+
 # ---- elementwise functions of the CPU ----
 def each(name, a):
     a, y = f(a), unset_f(len(a))
@@ -1116,10 +1300,14 @@ def results_are_the_same_for_any_number_of_threads():
         o = Optimizer(20011)
         o.update(1, 100)
         updated = [a.bits() for a in o.arrays]
+        u, m, square = unset_ns(20011), o.m, doubles(0)
+        raw("muon_momentum", u, m, o.grads, f([0.7]), 0.95, 20011)
+        update_by_muon(o, u, 1, square)
+        updated += [a.bits() for a in (*o.arrays, u, square)]
         begin(1, 210, 192, 1, 1, PRODUCTS)
         dbias = normal(192)
         call("matmul_backward_weight", normal(192, 48), dbias, normal(210, 192), normal(210, 48), 210, 48, 192, ADD)
-        found += [("AdamW", bits) for bits in updated] + [("a bias's gradient", dbias.bits())]
+        found += [("AdamW or Muon", bits) for bits in updated] + [("a bias's gradient", dbias.bits())]
         check_linear(210, 48, 192) # whose products have the same bits from run to run
         return found
 
@@ -1454,7 +1642,7 @@ def arrays_that_are_not_aligned_are_read_element_by_element():
     """One array after the other is not aligned to 16 bytes, and no kernel may read 16 bytes at once from it."""
     checks = [(check_encoder, 1, 3, 16, 3, 4, 2), (check_layernorm, 2, 16), (check_classifier, 3, 27, 32, 2),
               (check_attention, 1, 3, 1, 16), (check_attention, 1, 3, 1, 64), (check_parts, 1, 3, 2, 1, 16),
-              (check_parts, 1, 3, 2, 1, 64), (check_linear, 8, 16, 24)]
+              (check_parts, 1, 3, 2, 1, 64), (check_linear, 8, 16, 24), (check_momentum, 16)]
     if not on.is_cpu: checks += [(check_bias_gelu, 2, 16), (check_bias_backward, 2, 16)]
     for check, *arguments in rows(checks, 0):
         for on.unaligned in itertools.count():

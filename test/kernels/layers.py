@@ -62,10 +62,14 @@ class AdamW(ctypes.Structure):
     _fields_ = [(name, ctypes.c_double) for name in "lr beta1 beta2 eps weight_decay".split()] + [("t", ctypes.c_int)]
 
 
+class Muon(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_double) for name in "lr beta weight_decay".split()]
+
+
 BY_VALUE = {"size_t": ctypes.c_size_t, "float": ctypes.c_float, "double": ctypes.c_double, "bool": ctypes.c_bool, "void": None,
             "uint64_t": ctypes.c_uint64, "long": ctypes.c_long, "json_int_t": ctypes.c_longlong, "unsigned": ctypes.c_uint,
             **{kind.__name__: kind for kind in (
-                LayerShapes, TokenRange, AdamW, GPT2Config, TensorInfo, TensorRuns, ParamRange, StepLog)}}
+                LayerShapes, TokenRange, AdamW, Muon, GPT2Config, TensorInfo, TensorRuns, ParamRange, StepLog)}}
 
 
 def type_of(text):
@@ -180,12 +184,14 @@ class Array:
 
 def x(values, offset=0): return Array(to_stored(values), True, offset)
 def f(values, offset=0): return Array(np.asarray(values, "f4"), False, offset)
+def ns(values, offset=0): return (f if on.precision == "fp16" else x)(values, offset) # floatNS
 def integers(values): return Array(np.asarray(values, "i4"), False)
 def doubles(*values): return Array(np.asarray(values, "f8"), False)
 def packed(bits): return Array(np.ascontiguousarray(bits), False) # bytes, or 16 or 32 bits each
 def unset_bytes(n): return Array(np.full(n, 0xa5, "u1"), False)
 def unset(*shape): return x(np.full(shape, np.nan))
 def unset_f(*shape): return f(np.full(shape, np.nan))
+def unset_ns(n, offset=0): return ns(np.full(n, np.nan), offset)
 def numbers(*shape, mean=0, std=1): return mean + std * on.rng.standard_normal(shape)
 def normal(*shape, mean=0, std=1, offset=0): return x(numbers(*shape, mean=mean, std=std), offset)
 def normal_f(*shape, mean=0, std=1, offset=0): return f(numbers(*shape, mean=mean, std=std), offset)

@@ -9,6 +9,8 @@ static int memsets; // that were asked for
 #define GELU_EPILOGUES 1 // in fp32, too, where programs do without until a GPU has shown how exact they are
 extern "C" {
 #endif
+static double products_flops;
+#define COUNT_PRODUCT(M, N, K) (products_flops += 2.0 * (M) * (N) * (K)) // of newton_schulz, as the library is asked for them
 #include "../../llmc/device/compress_api.h" // declared as C, they are C++ functions with plain names
 #include "../../llmc/device/device_api.h"
 #ifdef __CUDACC__
@@ -26,6 +28,9 @@ void host_adamw(AdamW a, floatX* params, float* master, float* m, float* v, cons
     host_adamw_update(a, params, master, m, v, grads, type, grad_scale, n, no_decay, square);
 }
 double host_squares(const void* x, DType type, size_t n) { return host_sum_squares(x, type, n); }
+size_t work_of_newton_schulz(int rows, int cols) { return newton_schulz_work(rows, cols); }
+double flops_of_newton_schulz(int rows, int cols) { return newton_schulz_flops(rows, cols); }
+double flops_so_far(void) { return products_flops; }
 void logits_at_a_time(int elements) { classifier_elements = elements; }
 
 #ifndef __CUDACC__
