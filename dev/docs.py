@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ["README.md", *sorted(str(f.relative_to(ROOT)) for f in (ROOT / "doc").glob("[01]*.md")),
              *sorted(str(f.relative_to(ROOT)) for f in (ROOT / "doc/reference").glob("*.md")
                      if f.stem not in ("roofline", "plan_validation")),  # tests compare these with what makes them
-             "doc/choosing.md", "doc/papers.md", "doc/self_check.md"]
+             "doc/choosing.md", "doc/formulas.md", "doc/papers.md", "doc/self_check.md"]
 NUMBER = r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w]*\d)"
 UNIT = (r"\s?(?:%|ms\b|[uµ]s\b|s\b|seconds?\b|minutes?\b|MB\b|GB\b|kB\b|TB\b|MiB\b|GiB\b|tokens/s|[TG]FLOP(?:/s|s)?\b|[GM]B/s|Gb/s|Gbit/s|"
         r"times\b|points\b)")

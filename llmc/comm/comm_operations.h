@@ -27,7 +27,7 @@ static inline char* comm_part(const CommSlot* s, const void* buf, CommPart part)
 // Sets p (bytes) to NaN, in every type.
 static inline void comm_set_nan(void* p, size_t bytes, bool on_host) {
     char* nan = on_host ? (char*)p : new_array(char, bytes);
-    if (on_host) device_synchronize(); // an earlier operation may still write there
+    if (on_host) device_synchronize(); // an earlier operation may still write to p
     memset(nan, 0xff, bytes);
     if (on_host) return;
     host_to_device(p, nan, bytes);
@@ -248,7 +248,7 @@ static inline void comm_barrier(Comm* c) {
 
 static inline double comm_host_sum(Comm* c, double x) {
     double* number = c->world->number;
-    if (number == NULL) return x; // this rank is alone
+    if (number == NULL) return x; // this is the only rank
     host_to_device(number, &x, sizeof x);
     comm_wait(c, comm_all_reduce(c, number, 1, COMM_F64));
     device_to_host(&x, number, sizeof x);

@@ -4,8 +4,8 @@ path of the data.
 
 If a rank dies, hangs or leaves, all others name it within seconds of its death, or of the deadline of the wait for it,
 and end with status 1 (watchdog.h). A run cannot continue without a rank: it restarts from the last checkpoint. The same
-connections carry small messages, by which ranks compare their state and decide together (control_messages.h). On a rank
-that is alone every function returns at once.
+connections carry small messages, by which ranks compare their state and decide together (control_messages.h). With a
+single rank, every function returns immediately.
 
 Every rank calls control_init, control_join and control_stop; rank 0 first calls control_listen, and the others get its
 address, for example by MPI_Bcast, unless the launcher names a place (ranks.meeting). The watchdog watches what is noted
@@ -19,7 +19,7 @@ Global state: watchdog_process (watchdog.h), which an exit() anywhere and signal
 
 // ---- the meeting ----
 
-// Both have the port at one place
+// v4 and v6 store the port at the same offset
 typedef union { struct sockaddr any; struct sockaddr_in v4; struct sockaddr_in6 v6; } ControlAddress;
 
 // timeout: seconds that a wait, and the meeting of all ranks, may last. out: folder for the last operations, or "".
@@ -53,7 +53,7 @@ static inline int control_bind(int family, bool only_here, int port) {
     if (family == AF_INET) at.v4.sin_addr.s_addr = htonl(only_here ? INADDR_LOOPBACK : INADDR_ANY);
     else at.v6.sin6_addr = only_here ? in6addr_loopback : in6addr_any;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); // accepts IPv4 as well
+    if (family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); // also accepts IPv4
     if (bind(fd, &at.any, family == AF_INET ? sizeof at.v4 : sizeof at.v6) == 0 && listen(fd, 1024) == 0) return fd;
     int error = errno;
     close(fd);
@@ -159,13 +159,13 @@ static inline bool control_introduce(Control* c, int fd, double until) {
     die("rank 0 does not let rank %d join: %s", c->ranks.rank, refusal + 1);
 }
 
-// One attempt at one host. -1 if our rank 0 is not there (yet).
+// Tries one host once. Returns -1 if our rank 0 is not there (yet).
 static inline int control_try(Control* c, const char* host, const char* port, double until) {
     struct addrinfo hints, *all = NULL;
     memset(&hints, 0, sizeof hints);
     hints.ai_socktype = SOCK_STREAM;
     int failed = getaddrinfo(host, port, &hints, &all);
-    c->looked = now_seconds(); // a slow name server is a wait, not a stop
+    c->looked = now_seconds(); // the time of a slow name server counts as waiting
     if (failed) return -1;     // a name may not be known yet
     int found = -1;
     for (struct addrinfo* a = all; a && found < 0; a = a->ai_next) {
@@ -271,7 +271,7 @@ static inline void control_join(Control* c, const char* address) {
     flight_recorder_join(&c->recorder, "control");
     watchdog_start(c);
     if (c->ranks.rank == 0) control_await_all(c);
-    control_share_progress(c); // no rank continues before all are here
+    control_share_progress(c); // no rank continues before all have arrived
     control_share_hosts(c);
     if (c->ranks.rank != 0) return;
     pthread_mutex_lock(&c->lock);
@@ -283,7 +283,7 @@ static inline void control_join(Control* c, const char* address) {
 
 // ---- the end ----
 
-// Returns when all ranks are here; after it a rank may end.
+// Returns when all ranks have arrived. Afterwards a rank may end.
 static inline void control_stop(Control* c) {
     control_op_begin(c, "goodbye", -1, 0);
     if (c->ranks.size > 1) {

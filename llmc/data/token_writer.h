@@ -2,7 +2,7 @@
 token_writer.h - writes token files (tokens.h) and their masks (mask.h). Only the tools that make data need it.
 
 A writer works on a temporary file next to the final one and renames it when all of it is on the disk, so that a crash
-or a full disk leaves the old file alone.
+or a full disk leaves the old file intact.
 */
 #ifndef LLMC_TOKEN_WRITER_H
 #define LLMC_TOKEN_WRITER_H
@@ -49,7 +49,7 @@ static inline void token_writer_flush(TokenWriter* w) {
     w->buffered = 0;
 }
 
-// Adds tokens (n). Dies if one does not fit in 16 bits, or the file would have more than its header can say.
+// Adds tokens (n). Dies if one does not fit in 16 bits, or the file would hold more than its header can state.
 static inline void token_writer_append(TokenWriter* w, const int* tokens, size_t n) {
     errno = EOVERFLOW;
     token_writer_check(w, n <= (size_t)TOKENS_MAX_COUNT - w->count,

@@ -2,8 +2,8 @@
 tokens.h - files of tokens: llm.c's .bin format, so that its published datasets work unchanged.
 
     256 int32 of header: magic 20240520, version 1, number of tokens, zeros; then the tokens as uint16. llm.c
-    ignores the zeros; in files that our programs write, the first two hold the tokenizer's fingerprint (tokenizer.h)
-    instead. All numbers are little-endian, as in the memory of every machine that we support.
+    ignores the zeros; our programs write the fingerprint of the tokenizer (tokenizer.h) into the first two of
+    them. All numbers are little-endian, as in the memory of every machine that we support.
 
 A reader never trusts a header: magic, version and count must agree with the size of the file. (token_writer.h writes
 them.)

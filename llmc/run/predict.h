@@ -1,5 +1,5 @@
 /*
-predict.h - --predict N: prints, as a line of JSON, what the program's formulas predict for a run on N ranks. No rank is
+predict.h - --predict N: evaluates the formulas of a run on N ranks and prints the result as a line of JSON. No rank is
 started, and no device, data, tokenizer or MPI is touched, so N may be any number. This is how build/plan
 (dev/plan) asks the programs.
 
@@ -9,14 +9,14 @@ started, and no device, data, tokenizer or MPI is touched, so N may be any numbe
 
 "ranks" lists one rank of each pipeline stage, because all ranks of a stage keep and send the same. Bytes of the layers'
 workspace are only those of wte's fp32 sums, because the rest depends on libraries and threads. --predict - reads many
-questions: each line of standard input has the options of one question, --predict N among them. Options that a run would
-refuse end the program with the same message.
+questions: each line of standard input holds the options of one question, --predict N among them. Options that a run
+would refuse end the program with the same message.
 */
 #ifndef LLMC_RUN_PREDICT_H
 #define LLMC_RUN_PREDICT_H
 #include "ranks_run.h"
 
-// Sets the parts of a program's model that its formulas read.
+// Sets the fields of a model that the formulas read.
 typedef void ConfigureModel(void* model, Run* run);
 typedef struct { const char* ranks; int device; double gpu_memory; } PredictOptions;
 enum { PREDICT_OWN, PREDICT_CPU, PREDICT_GPU }; // of --predict-device
@@ -29,7 +29,7 @@ enum { PREDICT_OWN_IS_GPU = 0 };
 typedef struct {
     Run *run, *clean;          // clean: as before its options were read, owned
     RanksRun* clean_ranks;     // the same of run->ranks, owned
-    void *model, *clean_model; // the same of the program's model
+    void *model, *clean_model; // the same for the model of the program
     size_t size;               // bytes of the model
     ConfigureModel* configure;
     PredictModel* predict;

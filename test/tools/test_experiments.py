@@ -215,11 +215,11 @@ DDP = {r"DDP \| .* \| x 1.00 \| .*": 1}
 
 @pytest.mark.rest
 @pytest.mark.parametrize("options, rows", [
-    (f"readme_table --rounds 1 --steps 3 {SMALL}", {
+    (f"program_table --rounds 1 --steps 3 {SMALL}", {
         fr"(?:DDP|ZeRO stage [123]|FSDP|(?:tensor|pipeline) parallel|DDP, gradients in int8) \| {OF_A_SPREAD}": 8,
         r"single \| \d+ MB \| \| 1 \|": 1}),
-    (f"readme_table --rounds 1 --steps 3 --table tp {SMALL}", DDP | {fr"(?:tensor parallel|`--[-a-z ]*`) \| {OF_A_RUN}": 3}),
-    (f"readme_table --rounds 1 --steps 3 --table pp {SMALL} --layers 4", DDP | {
+    (f"program_table --rounds 1 --steps 3 --table tp {SMALL}", DDP | {fr"(?:tensor parallel|`--[-a-z ]*`) \| {OF_A_RUN}": 3}),
+    (f"program_table --rounds 1 --steps 3 --table pp {SMALL} --layers 4", DDP | {
         fr"(?:pipeline, 1 micro-batch|[48] micro-batches(?:, `--schedule [-a-z\d]*`)?) \| {OF_A_RUN}": 6}),
     # with two ranks along an axis a rank sends as much as it has of gradients, or of the root
     ("mesh_table --meshes 2x1x1z,1x2x2 --rounds 1 --steps 2 --layers 4 --channels 64 --seq-len 16", {
@@ -420,7 +420,7 @@ say(step=1, loss=5, tokens_per_s=1, step_ms=1, comm_exposed_ms=0, comm_bytes=2, 
      "DEVICE must be cpu, cuda or emulated, not 'nothing'(.|\n)*build/nothing/train_gpt2_fsdp could not be built"),
     ("recompute --quick --store", "--quick measures nothing"),
     ("mesh_table --meshes 2x2", "--meshes wants meshes such as .* not '2x2'"),
-    ("readme_table --steps 1", "from 2 on"), ("zero_memory --programs tp,pp", "--programs begins with ddp"),
+    ("program_table --steps 1", "from 2 on"), ("zero_memory --programs tp,pp", "--programs begins with ddp"),
     ("compress_link --from doc/results/bench.jsonl", "bench.jsonl has no results of compress_link"),
     ("exercises ddp forget-it", "list.toml has no 'forget-it'"),
     ("exercises ddq", "there is no program 'ddq'; there are ddp, zero"),

@@ -34,14 +34,14 @@ def assert_rounds_to(x, given, unit):
 # ---- our programs ----
 @pytest.mark.parametrize("B, GB, rows, parts", [
     (8, 24, 4096, 1), (8, 34, 4096, 1), (8, 40, 8192, 1), (32, 24, 4736, 4), (32, 40, 8192, 2), (32, 80, 16384, 1)])
-def test_a_gpu_keeps_other_logits(B, GB, rows, parts): # of so many rows at a time, a CPU of 320; two ranks have half of each row
+def test_a_gpu_keeps_other_logits(B, GB, rows, parts): # of that many rows at a time (on a CPU 320); two ranks halve each row
     p = plan_of("gpt2", 2, B=B, gpu_memory=1e9 * GB)
     assert kind(p, "ddp", "activations") - kind(p.but(device="cpu"), "ddp", "activations") == (rows - 320) * 50304 * 2
     assert tensor_messages(p.but(t=2), SLOW).stats == parts
-    assert [kind(p.but(N=N), "ddp", "communication") for N in (1, 3)] == [0, 64 + 3 * 4] # sums of numbers; alone there are none
+    assert [kind(p.but(N=N), "ddp", "communication") for N in (1, 3)] == [0, 64 + 3 * 4] # sums of numbers; one rank sums nothing
 
 
-@pytest.mark.parametrize("B, t, precision, columns", [ # of half the tokens twice as many
+@pytest.mark.parametrize("B, t, precision, columns", [ # half the tokens allow twice as many columns
     (5, 1, "bf16", 0), (6, 1, "bf16", 50304), (6, 1, "fp32", 0), (8, 2, "bf16", 0), (16, 2, "bf16", 25152)])
 def test_more_rows_than_it_has_at_a_time_need_memory_to_add_up_their_gradients(B, t, precision, columns):
     assert kind(plan_of("gpt2", 2, B=B, t=t, precision=precision, gpu_memory=24e9), "tp", "workspace") == 4 * columns * 768
@@ -57,8 +57,8 @@ def test_our_programs_follow_the_papers_formulas_but_for_padding(technique, whol
 
 
 # ---- Megatron's published figures ----
-# Korthikanti et al. 2022 (arXiv 2205.05198), the models of its evaluation: 2048 tokens, t = 8, micro-batches of B. Calculon's
-# validation (github.com/calculon-ai/calculon, caa4b11) has the same.
+# Korthikanti et al. 2022 (arXiv 2205.05198), the models of its evaluation: 2048 tokens, t = 8, micro-batches of B. Calculon
+# (github.com/calculon-ai/calculon, caa4b11) validates with the same models.
 # NH, C, L, B
 KORTHIKANTI = {"22B": (64, 6144, 48, 4), "175B": (96, 12288, 96, 1), "530B": (128, 20480, 105, 1), "1T": (160, 25600, 128, 1)}
 
@@ -76,7 +76,7 @@ def block_activations(p):
 
 @pytest.mark.parametrize("model, percent", zip(KORTHIKANTI, (100, 97, 96, 96)))
 def test_activations_are_megatrons_without_dropout_masks(model, percent):
-    """The paper's table 2 has sbh(10 + 24/t + 5as/(ht)), and sbh(34 + 5as/h)/t where rows are cut. Without the (T,T) matrix, which
+    """The paper's table 2 says sbh(10 + 24/t + 5as/(ht)), and sbh(34 + 5as/h)/t where rows are cut. Without the (T,T) matrix, which
     cuDNN's attention does not keep, and of which the paper's selective recomputation keeps nothing either, there remain 10 + 24/t
     and 34/t. Two bytes of the 10 are dropout masks, of which GPT-2 trained here has none. percent: of 34sbhL/t, its equation 6,
     with what is outside of blocks."""
@@ -103,13 +103,13 @@ IN, SUM, NIC = 370e9, 480e9, 47e9 # bytes/s of gathers and sums inside, and of a
     (8, 8, ALL_REDUCE, 40, (40, 1), 2 * (7 * A + 3 * B + S * 39 / 40 / (8 * NIC))), # 5 nodes, of 3
     (1, 1, ALL_GATHER, 4, (4, 1), 3 * B + 0.75 * S / NIC), # no link inside a node at all
     (8, 0, ALL_GATHER, 32, (32, 1), 31 * A + S * 31 / 32 / IN),
-    # 8 neighbours of 32 are a node; ranks 8 apart are one in each, and have an eighth of 8 interfaces
+    # 8 neighbours of 32 fill a node; of ranks 8 apart, each node runs one, with an eighth of 8 interfaces
     (8, 8, ALL_GATHER, 32, (8, 1), 7 * A + 0.875 * S / IN), (8, 8, ALL_GATHER, 32, (4, 8), 3 * B + 0.75 * S / NIC),
-    # ranks 2 apart are four in each, and have half of them
+    # of ranks 2 apart, each node runs four, with half of the interfaces
     (8, 8, ALL_GATHER, 32, (16, 2), 12 * A + 3 * B + S * 15 / 16 / (4 * NIC)),
-    # 16 neighbours are two nodes, with all interfaces; ranks 16 apart have one each
+    # 16 neighbours fill two nodes and use all interfaces; ranks 16 apart use one each
     (8, 8, ALL_GATHER, 32, (16, 1), 14 * A + B + S * 15 / 16 / IN), (8, 8, ALL_GATHER, 32, (2, 16), B + 0.5 * S / NIC),
-    # of threes, 6, 7 and 8 are in two nodes, and the others wait for them; but six ranks are in one node
+    # among groups of three, ranks 6, 7 and 8 span two nodes, and the others wait for them; six ranks fit in one node
     (8, 8, ALL_GATHER, 24, (3, 1), A + B + S * 2 / 3 / IN), (8, 8, ALL_GATHER, 6, (3, 1), 2 * A + S * 2 / 3 / IN)])
 def test_collectives_take_latencies_and_bytes_and_share_their_nodes_interfaces(nics, per_node, what, N, group, seconds):
     w, (n, apart) = network_of("nvlink", "infiniband", per_node, nics=nics), group
@@ -128,7 +128,7 @@ def test_a_measured_link_gives_the_measured_times(tmp_path):
     w = network_of("nvlink", link("far", 16, [(0, 3e9)] * 3), 8) # measured with all interfaces: 2 nodes with 8 each
     assert w.world_seconds(ALL_REDUCE, 1e9, 16) == near(2 * 7 * A + 2 * 15 / 16 * 1e9 / 3e9)
     assert w.seconds(ALL_GATHER, 1e9, w.apart(16, 8)) == near(0.5 * 1e9 / (3e9 / 8))
-    # two nodes of two ranks, measured on all four and inside a node: to each rank, a node sends a third more than a ring's parts
+    # two nodes of two ranks, measured on all four and inside a node: a node sends a third more per rank than a ring would
     inside = {"ranks": 2, "collectives": {what: {"alpha": 0, "busbw": 1e9} for what in COLLECTIVES}}
     path = link("nodes", 4, [(0.002, 3e6)] * 3, ranks_per_node=2, inside=inside)
     w = Network(open_link(path, True), open_link(path), 2, 1, direct=True)
@@ -183,19 +183,19 @@ ONCE = {"t": 2, "N": 2, "L": 1}
     hand("zero-1", {}, compute=9, communication=10, seconds=14.8),
     hand("zero-1", {"accumulation": 2}, compute=18, communication=10, seconds=23.8),
     hand("zero-2", {"accumulation": 2}, compute=18, communication=15, seconds=23.8),
-    # nothing is sent ahead, and gathers queue behind reductions: nothing is hidden
+    # gathers are not issued ahead, and queue behind reductions: nothing is hidden
     hand("zero-3", {"accumulation": 2}, compute=18, communication=30, seconds=48),
-    # root 0-1, kept for the whole step, block 1 1-2, compute from 2 on; then each unit has been gathered when it is needed. In the
-    # second micro-batch only blocks are gathered, after the first one's reductions: block 1 13-14, compute 14-23
+    # root 0-1, kept for the whole step, block 1 1-2, compute from 2 on; from then on, each unit arrives before compute needs it. In
+    # the second micro-batch only blocks are gathered, after the reductions of the first: block 1 13-14, compute 14-23
     hand("fsdp", {"accumulation": 2}, compute=18, communication=15, seconds=25),
-    # as on 2 ranks, and then each shard is summed over the replicas in 2 s, once a step: the reductions of the second micro-batch
-    # end at 22, 24 and 25, and the sums at 24, 26 and 28
+    # as on 2 ranks; then each shard is summed over the replicas in 2 s, once per step. The reductions of the second micro-batch
+    # end at 22, 24 and 25, the sums at 24, 26 and 28
     hand("fsdp", {"accumulation": 2, "N": 4, **HYBRID}, compute=18, communication=21, seconds=28),
     # blocks stay from forward to backward, and from one micro-batch to the next; only what is gathered differs from ddp
     hand("fsdp", {"accumulation": 2, "sharding": "grad-op"}, compute=18, communication=9, seconds=22),
     # two nodes of two ranks: in a second a unit is exchanged between nodes, gathered or reduced within one, and summed over nodes.
     # Root exchanged 0-1, gathered 1-2; block 1 1-2, 2-3, computed 3-4; block 2 2-3, 3-4, 4-5; head 5-8; backward 8-12; gradients of
-    # block 2 leave at 10 and are there at 12, block 1's at 12 and 14, and the root's are reduced 13-14, and summed 14-15
+    # block 2 leave at 10 and arrive at 12, of block 1 at 12 and 14; those of the root are reduced 13-14 and summed 14-15
     hand("zero++", {"N": 4, "node_ranks": 2}, compute=9, communication=3 + 5 + 6, exposed=6, seconds=15),
     # the root is gathered once
     hand("zero++", {"N": 4, "node_ranks": 2, "accumulation": 2}, communication=14 + 4 + 6),
@@ -224,8 +224,8 @@ ONCE = {"t": 2, "N": 2, "L": 1}
            exposed=0) for schedule in ("1f1b", "gpipe")),
     # with a second for a hop: F 2-3 and B 3-8 on rank 1, B 9-11 on rank 0. The root's sum takes 2, and three numbers 2 each
     hand("pp", TWO, compute=4.5, bubble=4.5, communication=1 + 2 + 6, exposed=2 + 2 + 6),
-    # two copies, of which only the second micro-batch's gradients are summed. Rank 1: F 2-3, B 3-8, F 8-9, B 9-14; rank 0's last B
-    # 15-17. Its block is summed 17-19, beside the root over two ranks; then the root over the copies 19-21
+    # two replicas, which sum only the gradients of the second micro-batch. Rank 1: F 2-3, B 3-8, F 8-9, B 9-14; rank 0's last B
+    # 15-17. Its block is summed 17-19, while two ranks sum the root; then the replicas sum the root 19-21
     hand("pp", TWO | {"N": 4, "accumulation": 2}, compute=9, bubble=6, communication=2 + 2 + 2 + 2 + 6, exposed=2 + 2 + 2 + 6),
     # slow links: F 0-1, F 11-14 and B 14-23 with the head first, B 33-35. Rank 1's blocks are ready at 19, 21, 23, and summed until
     # 79; the root, over two ranks 35-55, follows until 99
@@ -253,14 +253,14 @@ def test_units_are_halves_or_blocks_and_those_of_nodes_are_packed():
     # K and V are gathered in 1 s. Rank 1 computes a quarter of a chunk's 16 s with its own, half with rank 0's; then gradients
     ("allgather", "contiguous", 2, 1, 16, False, 13, 1, 1), ("allgather", "contiguous", 2, 1, 16, True, 14, 2, 2),
     ("allgather", "zigzag", 2, 1, 16, False, 9, 1, 1),
-    # a hop beside a rank's own part, 4 s: hidden, or 6 of 10 s exposed; then 8 s, or 4
+    # a hop during the rank's own part of 4 s: hidden, or 6 of 10 s exposed; then 8 s, or 4
     ("ring", "contiguous", 2, 1, 16, False, 12, 0, 1), ("ring", "contiguous", 2, 10, 16, False, 18, 6, 10),
     ("ring", "zigzag", 2, 10, 16, False, 14, 6, 10),
-    # parts of 1 s. K and V 0-1 and 1-2; gradients 2-3 beside the last part, 3-4 after it
+    # parts of 1 s. K and V 0-1 and 1-2; gradients 2-3 during the last part, 3-4 after it
     ("ring", "zigzag", 3, 1, 9, True, 4, 1, 4),
     # K and V 0-2, 2-4, gradients 4-6, 6-8; parts 0-1, 2-3, 4-5
     ("ring", "zigzag", 3, 2, 9, True, 8, 5, 8),
-    # parts of 1 s. K and V 0-2, 2-4, 4-6; behind the last, gradients 6-8 beside the part 6-7, 8-10 and 10-12: K, V first
+    # parts of 1 s. K and V 0-2, 2-4, 4-6; then gradients 6-8 during the part 6-7, 8-10 and 10-12: K, V first
     ("ring", "zigzag", 4, 2, 16, True, 12, 8, 12)])
 def test_attention_across_ranks_that_can_be_drawn_by_hand(how, balance, c, alpha, seconds, backward, now, exposed, communication):
     t = attend_across(plan_of("gpt2", c, c=c, how=how, balance=balance),
@@ -272,7 +272,7 @@ def test_attention_across_ranks_that_can_be_drawn_by_hand(how, balance, c, alpha
 def test_contiguous_chunks_leave_ranks_waiting(c, how):
     p = plan_of("gpt2", c, c=c, how=how)
     one, two = (step(p.but(balance=x), "cp", network_of("nvlink", "infiniband", 0), ONE) for x in ("contiguous", "zigzag"))
-    attention = attention_share(p) * 12 * 3 / c # of the mean rank; the last has c - 1/2 chunks of c/2
+    attention = attention_share(p) * 12 * 3 / c # of the mean rank; the last computes c - 1/2 chunks of c/2
     assert one.bubble == near(attention * ((c - 0.5) / (c / 2) - 1)) and two.bubble == near(0)
     assert one.compute == near(two.compute) and one.seconds == near(one.compute + one.bubble + one.exposed)
 
@@ -284,7 +284,7 @@ def compressed(N, method, precision="fp32", **changes):
 
 def test_powersgds_factors_are_counted():
     assert sent_of_all(compressed(8, "powersgd"), "compress") == 7 * 2 * (4 * 922436 + 8) # by hand, without wte's padding; the loss
-    # a rank that would send more than half of a matrix sends all of it, and has no error to keep: 768 x 768 from 193 on
+    # a rank that would send more than half of a matrix sends all of it, without an error to store: 768 x 768 from rank 193 on
     every, fewer = (kind(compressed(8, "powersgd", low_rank=rank), "compress", "errors") for rank in (192, 193))
     q = 12 * (768 + 768 + 3072) + 768 + 768 # columns of those that remain
     assert every - fewer == 4 * (12 * (768 * 768 + 192 * 768) - q)
@@ -340,7 +340,7 @@ def test_neighbours_in_different_nodes_use_the_link_between_them():
     # the two with the root use one interface
     assert NV.seconds(ALL_REDUCE, 1e9, tied_group(p, NV)) == near(2 * (B + 0.5 * 1e9 / NIC))
     assert one_node.seconds(ALL_REDUCE, 1e9, tied_group(p, one_node)) == near(2 * (A + 0.5 * 1e9 / SUM))
-    # Two nodes of two ranks: dp=2,pp=2 has a replica on each node, pp=2,dp=2 a stage, whose ranks share the node's interface
+    # Two nodes of two ranks: dp=2,pp=2 puts a replica on each node; pp=2,dp=2 a stage, whose ranks share the interface of the node
     p, w = piped(4, 2), network_of("nvlink", "infiniband", 2, nics=1)
     q, total = p.but(pp_outside=True), 2.0 * p.shape.block()
     assert message_seconds(p, w) == near(inside) and message_seconds(q, w) == near(B + 2 * nbytes / NIC)
@@ -355,7 +355,7 @@ def test_gathers_after_an_update():
     (reduce, gather), (_, root) = block_sent(p, w), root_sent(p, w)
     assert (reduce, gather) == near((p.shape.block() / 1e9, p.shape.block() / 1e9)) # half of 2 bytes
     y = play(p, ((12, 1, 1),), 0) # a second for each block
-    assert gather_delay(p, y, gather, root) == near(root + gather) # later ones are there in time
+    assert gather_delay(p, y, gather, root) == near(root + gather) # later gathers arrive in time
     assert gather_delay(p, y, 2, root) == near(root + 12 * 2 - 11)
 
 
@@ -372,7 +372,7 @@ def test_what_holds_for_every_mesh(tp, pp, zero):
     assert a.compute + a.tp + a.bubble + a.exposed == near(a.seconds)
     assert min(a.tp, a.bubble, a.exposed, b.seconds - a.seconds) > -1e-12
     assert on_mesh(p.but(accumulation=16)).efficiency > a.efficiency
-    # parts or copies alone take what tp or ddp takes, but that gradients of a block become final at other times
+    # with one axis a step takes as long as with tp or ddp, except that gradients of a block become final at other times
     alone = mesh_of(4, 1, 0, dp=1, rows=zero > 0, recompute="block" if zero else "none"), mesh_of(1, 1, 0)
     for q, name, share in zip(alone, ("tp", "ddp"), (1e-9, 1e-3)):
         assert on_mesh(q).seconds == near(step(q, name, NV, unit_seconds(q, 0.1)).seconds, share)
@@ -387,7 +387,7 @@ def test_the_update_moves_28_bytes_a_parameter(precision):
         assert update == near(28e-12 * each, 1e-3) # shards may be padded
 
 
-@pytest.mark.parametrize("name, N, doubles, changes", [ # doubles: sums of numbers beside gradients: norms, loss
+@pytest.mark.parametrize("name, N, doubles, changes", [ # doubles: sums of numbers that are not gradients: norms, loss
     *((name, N, 1 if name == "ddp" else 3, {"accumulation": m}) for name in ALWAYS for m in (1, 2) for N in (3, 8)),
     *(("compress", N, 1, {"method": method}) for method in METHODS[1:] for N in (2, 3)),
     *(("tp", 12, 0, {"B": 3, "t": t, "rows": rows, "accumulation": m, "recompute": again}) for t in (1, 3, 4, 12)
@@ -405,7 +405,7 @@ def test_what_a_step_sends_is_what_the_program_says(name, N, doubles, changes):
         if not is_possible(p): continue
         numbers, sent = doubles * 2 * 8 * (N - 1) / N, timed(name, p, BYTES, ONE).communication
         if name == "tp": numbers = 2 * 8 * (2 * (p.t - 1) / p.t + (N / p.t - 1) / (N / p.t))
-        if name == "pp": # all but the copies' loss, of the rank that sends most
+        if name == "pp": # all but the loss over the replicas, on the rank that sends most
             assert sent == near(max(bytes_of(p.but(rank=r), "pp").sent for r in range(p.p)) - 2 * (N // p.p - 1) * 8.0 / (N // p.p))
         else: assert abs(sent + numbers - sent_of_all(p, name) / N) < 1e-2
 
@@ -416,9 +416,9 @@ def test_compute_is_divided_by_flops(recompute):
     assert s.model(12) == near(10) == 12 * (s.block_forward + s.block_backward) + s.head
     fcproj = 4 * 768 / (12 * 768 + 13 + 1024) # of the forward pass: it is not recomputed
     assert s.block_again == near(s.block_forward * {"none": 0, "block": 1 - fcproj, "full": 1}[recompute])
-    # 6 FLOPs for each of wte, wpe and the final layernorm; a block's forward pass has a third of its 6, and of attention's
+    # 6 FLOPs per parameter of wte, wpe and the final layernorm; a block's forward pass is a third of its 6, and of attention
     assert s.head / s.block_forward == near((50257 + 1024 + 2) * 768.0 * 3 / (7087872 + 768.0 * 1024))
-    # experiments/recompute: 1.23 and 1.19 were measured, from so much to so much
+    # experiments/recompute: 1.23 and 1.19 were measured, within these ranges
     for T, least, most in ((64, 1.16, 1.26), (256, 1.13, 1.31)):
         p = plan_of("gpt2", 2, max_T=T, V=257, L=6, NH=6, C=384, T=T)
         assert least < flops_done(p.but(recompute="block")) / flops_done(p) < most
@@ -437,14 +437,14 @@ def test_what_holds_for_every_model_and_link(name, model, m):
             assert 0 < t.efficiency <= efficiency # never rises with N
             efficiency = t.efficiency
         tokens.append(t.tokens_per_s)
-    assert tokens == sorted(tokens, reverse=True) # a slower link never helps
+    assert tokens == sorted(tokens, reverse=True) # a slower link never makes a step faster
     p, some = plan_of(model, 8, accumulation=m), NV._replace(sm_share=0.15)
     alone, shared = step(p, name, NV, MS), step(p, name, some, MS) # what links take from compute
     assert shared.seconds - alone.seconds == near(0.15 * (alone.communication - alone.exposed))
     assert (shared.compute, shared.exposed) == (alone.compute, alone.exposed)
 
 
-# ---- published times. `difference`, in percent, is this model's error, as doc/reference/plan_validation.md prints it ----
+# ---- published times. `difference`: that column of doc/reference/plan_validation.md, in percent ----
 def assert_differs(predicted, published, difference):
     assert abs(100 * (predicted / published - 1) - difference) <= 0.06, (predicted, published)
 
@@ -467,8 +467,8 @@ def test_narayanans_tflops_within_eleven_percent(row, difference):
     # many backward; the logits once and twice
     flops = 96 * L * C * C * (1 + p.T / (6 * C) + p.shape.V / (16 * L * C))
     assert_differs(1e-12 * flops * batch * p.T / N / seconds_of(p, 312e12 * 0.4137).seconds, published, difference)
-    assert_rounds_to(100 * published / 312, percent, 1) # as the paper has both
-    # above the diagonal nothing is computed; not counted there
+    assert_rounds_to(100 * published / 312, percent, 1) # the paper prints both
+    # our programs compute nothing above the diagonal; the paper does not count vectors
     half, vectors = 8 * L * C * p.T, 8 * L * 13 * C + 6 * (p.shape.T + 2) * C
     assert flops_done(p) + half - vectors == near(flops) and 0.94 < flops_done(p) / flops < 0.975
 
@@ -479,15 +479,15 @@ def test_korthikantis_22b_within_nine_percent_and_shoeybis_eight_ranks_too_fast(
                for how in ({"recompute": "full"}, {"rows": True}))
     assert_differs(p, 1.42, 8.8)
     assert_differs(rows, 1.10, 8.9)
-    assert_differs(p / rows, 1.42 / 1.10, -0.1) # what rows and memory save
+    assert_differs(p / rows, 1.42 / 1.10, -0.1) # the gain from sequence parallelism and stored activations
     p = megatron(72, 32, 3072, 1024, 8, 8, 8, recompute="full") # section 5.1: 77 % of linear scaling, 39 TFLOP/s
     assert_differs(seconds_of(p, 39e12, network_of("nvlink2", "infiniband", 16)).efficiency, 0.77, 18.8)
 
 
-# Qi et al. 2023 (arXiv 2401.10241), tables 3 and 4: pipelines alone, on A100s, 1024 tokens. Its first and last stage have a block
-# less than others. The vocabulary is not given; 32,000 is usual with the kind of tokenizer that its script names. L, C, NH, p, B;
-# samples per second and GPU for m of 3, 4 and 8 p, and of zero bubbles; the share of 312 TFLOP/s that gives the first row of each
-# model; GB, and those that doc/reference/plan_validation.md says we predict.
+# Qi et al. 2023 (arXiv 2401.10241), tables 3 and 4: pipelines alone, on A100s, 1024 tokens. Their first and last stages have one
+# block less than the others. The vocabulary is not given; 32,000 is usual with the kind of tokenizer that its script names. L, C,
+# NH, p, B; samples per second and GPU for m of 3, 4 and 8 p, and of zero bubbles; the share of 312 TFLOP/s that gives the first row
+# of each model; GB, and those that doc/reference/plan_validation.md says we predict.
 @pytest.mark.parametrize("L, C, NH, p, B, samples, zero_bubble, share, gb, predicted", [
     (22, 2304, 24, 8, 6, (11.8, 12.5, 13.6), (12.9, 13.4, 14.2), 0.490, 30, 29.3),
     (30, 4096, 32, 8, 3, (3.50, 3.70, 4.03), (3.88, 4.00, 4.20), 0.579, 39, 39.2),
@@ -500,7 +500,7 @@ def test_qis_samples_within_six_percent_and_memory_within_three(L, C, NH, p, B, 
         return seconds_of(plan(schedule, m), 312e12 * share, name="pp").tokens_per_s / 1024 / p / published - 1
     for k, times in enumerate((3, 4, 8)):
         assert abs(off("1f1b", samples[k], times * p)) < (0.005 if k == 0 else 0.02)
-        assert 0 < off("zb-h1", zero_bubble[k], times * p) < 0.055 # its ZB-1p has that bubble, by table 5
+        assert 0 < off("zb-h1", zero_bubble[k], times * p) < 0.055 # table 5: the bubble of ZB-1p is the same
     # Megatron kept masks of dropout, and attention's (T,T) matrix: 5as/h + 2 bytes more of the sbh of table 2 of Korthikanti et al.
     one = plan("1f1b", 8 * p)
     rank = extreme_rank(one, "pp")

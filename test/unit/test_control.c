@@ -1,6 +1,6 @@
 // test_control.c - ranks that watch one another: several processes, one of which dies, stops, hangs or fails.
-// test/runs/test_faults.py has whole runs of which a rank is killed. No test depends on how fast a rank is. Deadlines pass when
-// a test has seen that all ranks are where they stay (the referee).
+// test/runs/test_faults.py kills ranks of whole runs. No test depends on the speed of a rank: a referee lets deadlines pass once
+// no rank can go any further.
 #include "../../llmc/device/checksum.h"
 #include "../../llmc/run/consistency.h"
 #include "test_folder.h"
@@ -8,29 +8,29 @@
 
 // ---- a team of processes ----
 #define MOST 8
-#define LONG 1800.0 // seconds that no wait takes
+#define LONG 1800.0 // seconds, longer than any wait
 #define HUNG 100    // seconds after which a rank is killed, and its test fails
-#define LAST_STEP 9 // a rank that has come to it does nothing more
+#define LAST_STEP 9 // a rank that reaches it stops working
 
 typedef struct { // shared by the processes of a test
     volatile int ready;
     char address[CONTROL_ADDRESS];
-    int count, told[MOST]; // for tests; whether rank 0 knows that a rank is where it stays
-    pid_t stopped;         // the one that has stopped itself, or 0
+    int count, told[MOST]; // a counter for tests; whether rank 0 knows that a rank will not go any further
+    pid_t stopped;         // the process that stopped itself, or 0
 } Meeting;
 static Meeting* meeting;
 
 typedef struct {
     int size;
-    int harmed, status;           // the rank that ends in another way, and its status: of exit, 1000 + a signal, ANY; 0: none does
-    const char *own, *says[4];    // what that rank says; what the others say, who end with 1. Nothing:
-    int every;                    // all end with this status, without a word
+    int harmed, status;           // the rank that ends in another way, and its status: of exit, 1000 + a signal, ANY; 0: no rank
+    const char *own, *says[4];    // the errors of that rank and of the others, who end with status 1
+    int every;                    // without such errors: all ranks end silently with this status
     bool late;                    // deadlines pass once all ranks wait or hang
-    unsigned stops, absent;       // bits: ranks that are stopped, that are never started
-    bool mesh, hosts;             // ranks have names, and two each are on a machine
-    double grace;                 // seconds for the others to speak; 0: as the environment says
+    unsigned stops, absent;       // bits: ranks that are stopped, and ranks that are never started
+    bool mesh, hosts;             // ranks are named; each machine runs two ranks
+    double grace;                 // seconds in which the others may report an error; 0: the default
     const char* out;
-    bool apart;                   // ranks have not met before they do something
+    bool apart;                   // ranks do not meet before the test starts
 } Team;
 static Control control; // of a rank
 static const Team* team;
@@ -50,7 +50,7 @@ static void count(void) { __atomic_add_fetch(&meeting->count, 1, __ATOMIC_ACQ_RE
 static void await_ready(void) { while (!__atomic_load_n(&meeting->ready, __ATOMIC_ACQUIRE)) usleep(1000); }
 static void await_count(int n) { while (__atomic_load_n(&meeting->count, __ATOMIC_ACQUIRE) < n) usleep(1000); }
 
-static char launchers_place[64]; // where ranks meet, if their launcher says so
+static char launchers_place[64]; // where ranks meet, if the launcher decides that
 static RankInfo rank_of(int rank, int size) {
     RankInfo r = { rank, size, rank, size, "a test", "" };
     snprintf(r.meeting, sizeof r.meeting, "%s", launchers_place);
@@ -70,7 +70,7 @@ static void join(Control* c, int rank, int size) {
     flight_recorder_join(&c->recorder, "world");
 }
 
-// Returns true if rank 0 knows that rank r stays where it is; of one that stops it then waits until it has been silent for long.
+// Returns true if rank 0 knows that rank r will not go any further. If r is to stop, waits until it has been silent for long.
 // The first three operations belong to the meeting.
 static bool stays(const Control* c, int r, double now) {
     const ControlBeat* b = &c->peers[r].beat;
@@ -78,8 +78,8 @@ static bool stays(const Control* c, int r, double now) {
     bool in_meeting = b->awaited.place <= 2, passes = r > 0 && strcmp(b->awaited.collective, "gather") == 0;
     return (b->waited >= 0 && !in_meeting && !passes) || b->progress.step == LAST_STEP;
 }
-// A thread of rank 0 that lets the deadline pass when nothing more will change. A rank that is stopped can say nothing: once
-// the others know why they end, it is killed, so that nobody waits for its last word.
+// A thread of rank 0 that lets the deadline pass when nothing more will change. A stopped rank cannot report anything, so it is
+// killed once the others know why they end.
 static void* referee(void* control) {
     Control* c = (Control*)control;
     for (bool all = false, ends = false; !ends; usleep(1000)) {
@@ -99,7 +99,7 @@ static void* referee(void* control) {
 }
 
 // ---- operations that move nothing: the log entries that comm.h would make ----
-// A collective of all ranks of the team, which exists only in the log.
+// A collective of all ranks, which exists only in the log.
 static void issue_and_finish(Control* c, const char* collective, int peer) {
     OpRecord op = flight_recorder_issue(&c->recorder, "world", collective, 1000, "fp32", peer);
     flight_recorder_start(&c->recorder, &op);
@@ -121,7 +121,7 @@ static void hang(Control* c) {
     for (;;) pause();
 }
 
-// Two steps' worth of operations, so that there is something to name. Returns when all ranks have done them.
+// Logs the operations of two steps, so that errors have operations to name. Returns when all ranks have finished.
 static void two_steps(Control* c) {
     for (long long step = 1; step <= 2; step++) {
         flight_recorder_step(&c->recorder, step);
@@ -147,7 +147,7 @@ static void meet(Control* c, int rank) {
     if (rank == 0 && team->says[0]) pthread_detach(beside(referee, c));
 }
 
-// Every rank says its one error, with all phrases; a report of a sanitizer is a failure.
+// Every rank reports exactly one error, with all phrases. A sanitizer's report is a failure.
 static bool as_expected(const Team* t, int r, const Child* e) {
     bool harmed = t->status != 0 && r == t->harmed;
     if (harmed && t->status == ANY) return e->status != 0;
@@ -180,7 +180,7 @@ static int team_start(const Team* t) {
 static void team_end(const Team* t) {
     Child ended[MOST] = { { 0, NULL, NULL } };
     unsigned bad = 0;
-    for (int turn = 0; turn < 2; turn++) // those that are stopped do not end by themselves, so they are killed after the others
+    for (int turn = 0; turn < 2; turn++) // stopped ranks do not end by themselves: they are killed after the others
         for (int r = 0; r < t->size; r++) {
             if (t->absent >> r & 1 || (t->stops >> r & 1) != (unsigned)turn) continue;
             if (turn == 1) kill(children[r].pid, SIGKILL);
@@ -194,7 +194,7 @@ static void team_end(const Team* t) {
     }
     if (bad) fail_msg("not every rank said '%s'", t->says[0] ? t->says[0] : "nothing");
 }
-// What each rank of a team does in its process, with its control c and its number `rank`; and how the team ends.
+// Runs a team: each process executes `statement` with its control c and its number `rank`. Other arguments say how the team ends.
 #define team_runs(t, statement) do { \
         const Team team_ = t; \
         Control* c = &control; \
@@ -206,7 +206,7 @@ static void team_end(const Team* t) {
     team_runs(((Team){ .size = size_, __VA_ARGS__ }), meet(c, rank); statement; control_stop(c))
 #define team_apart(size_, statement, ...) team_runs(((Team){ .size = size_, .apart = true, __VA_ARGS__ }), statement)
 
-// How a crash ends a process. The address sanitizer reports it and exits instead, and its report is not a failure here.
+// How a crash ends a process. The address sanitizer exits with a report instead, which these tests do not count as a failure.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define CRASHED(signal) ANY
 #else
@@ -216,10 +216,10 @@ static void team_end(const Team* t) {
 void before_all(void) {
     meeting = (Meeting*)mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     require(meeting != MAP_FAILED, "cannot make what the ranks share: %s", strerror(errno));
-    setenv("SHARD_LEAVE_SECONDS", "600", 1); // longer than a team may take: what is decided must be decided by what the ranks do
+    setenv("SHARD_LEAVE_SECONDS", "600", 1); // longer than a team may take, so that only the ranks' actions decide
 }
 
-// The file of a rank's last operations, which is removed. The caller frees it.
+// Returns the text of a rank's file of last operations, and removes the file. The caller frees it.
 static char* last_operations(int rank) {
     char name[32];
     snprintf(name, sizeof name, "ops_rank_%04d.txt", rank);
@@ -230,8 +230,8 @@ static char* last_operations(int rank) {
 }
 
 // ---- small messages and decisions ----
-// What rank r gives: nothing; a few bytes, rank 0 none; as much as can be, all alike; not alike; a few bytes, which nobody answers,
-// so that ranks run ahead of rank 0.
+// Contributions of rank r, by turn: nothing; a few bytes, except from rank 0; the largest size, the same on all ranks; different
+// sizes; a few bytes without an answer, so that ranks run ahead of rank 0.
 enum { ANSWERED = 23, ROUNDS = ANSWERED + 50 };
 static size_t given_bytes(int round, int r) {
     if (round >= ANSWERED) return 4;
@@ -243,7 +243,7 @@ static bool is_given(ControlBytes b, int round, int r) {
     for (size_t i = 0; same && i < b.bytes; i++) same = b.data[i] == given_byte(round, r, i);
     return same;
 }
-static void give(Control* c) { // rank 0 answers what the last rank has given
+static void give(Control* c) { // rank 0 answers with the last rank's contribution
     int rank = c->ranks.rank, last = c->ranks.size - 1;
     char* bytes = (char*)xcalloc(CONTROL_MAX_MESSAGE, 1);
     for (int round = 0; round < ROUNDS; round++) {
@@ -272,7 +272,8 @@ TEST(an_answer_that_is_too_long_ends_every_rank) {
 }
 
 // ---- what must be the same on all ranks ----
-// Of three units the last may be in parts: ranks that are 2 apart then hold the same. From rank `differs` on one unit is another.
+// Compares three units, of which the last may be in parts: then every second rank holds the same part. From rank `differs` on,
+// one unit differs.
 static void compare_units(Control* c, int parts, int differs) {
     int rank = c->ranks.rank;
     bool is_other = rank == 3 && rank > differs;
@@ -285,7 +286,7 @@ TEST(ranks_with_the_same_units_or_parts_continue) {
         for (int parts = 1; parts <= 2; parts++) team(size, compare_units(c, parts, MOST));
 }
 TEST(every_rank_names_the_ranks_and_the_unit_that_differ) {
-    team(4, compare_units(c, 1, 1), // of several ranks that differ the first is named
+    team(4, compare_units(c, 1, 1), // of several differing ranks, the first is named
          .says = { "after step 5 the parameters of unit 1 differ between rank 0 and rank 1",
                    "continue from the last checkpoint with --resume" });
     team(4, compare_units(c, 2, 3), .says = { "after step 5 the parameters of unit 2 differ between rank 1 and rank 3" });
@@ -363,7 +364,7 @@ TEST(a_rank_that_crashes_says_how_and_writes_its_last_operations) {
     }
 }
 
-// A rank on another machine shares no memory: its last heartbeat is what is known.
+// A rank on another machine shares no memory, so rank 0 only knows its last heartbeat.
 static void be_killed_elsewhere(Control* c) {
     if (c->ranks.rank == 2) c->recorder.shared = NULL;
     two_steps(c);
@@ -378,7 +379,7 @@ TEST(on_another_machine_with_what_it_was_last_heard_of_in) {
          .says = { "rank 2 has died (its connection closed) during step 9; it was last heard of in D5 on stage 2" });
 }
 
-// What a rank was writing when it was killed is not read; an address of another run or machine is refused.
+// A torn write of a killed rank is not read, and an address of another run or machine is refused.
 TEST(places_are_whole_and_of_this_run) {
     ProgressTable p = { -1, NULL, 0 }, q = p;
     RankProgress a = { 3, "F1 on stage 0" }, b = { 3, "F2 on stage 0" }, found;
@@ -413,14 +414,14 @@ static void* err_in_thread(void* control) {
 }
 TEST(a_rank_that_exits_by_an_error_has_left_not_died) {
     team(4, two_steps(c); if (rank == 2) err(c); wait_for_all(c), ERRS(2), .says = { LEFT(2) }, .out = folder);
-    for (int r = 0; r < 4; r++) free(last_operations(r)); // the one that leaves has written its last operations as well
+    for (int r = 0; r < 4; r++) free(last_operations(r)); // the leaving rank wrote its file, too, like all others
     team(4, two_steps(c); if (rank == 0) err(c); wait_for_all(c), ERRS(0), .says = { LEFT(0) });
     team(3, two_steps(c); if (rank == 1) { beside(err_in_thread, c); for (;;) pause(); } wait_for_all(c),
          ERRS(1), .says = { LEFT(1) });
 }
 
-// Who has left is still there while another may have an error of its own to report. The default would not be time enough.
-static void err_in_turn(Control* c, bool rank_0_first) { // rank 0 when all others have been heard, or the others when rank 0 has
+// A rank that left stays alive while others may still report errors of their own. The default time would be too short.
+static void err_in_turn(Control* c, bool rank_0_first) { // rank 0 after all others, or the others after rank 0
     bool first = (c->ranks.rank == 0) == rank_0_first, now = first, here = true;
     for (; !now; usleep(1000))
         with_lock(c, now = c->reason != REASON_NONE; for (int r = 1; r < c->num_peers; r++) now = now && c->peers[r].heard_end);
@@ -434,7 +435,7 @@ TEST(ranks_that_all_err_all_get_to_say_so) {
     team(4, err_in_turn(c, true), .says = { "is in trouble" });
 }
 
-// Rank 3 waits for rank 2, and that for rank 1, which has left. Rank 0 sends: that may not need the receiver, so it takes longer.
+// Rank 3 waits for rank 2, which waits for rank 1, which left. Rank 0 sends, which may not need the receiver, so it notices later.
 TEST(ranks_that_wait_for_one_that_left_are_not_given_the_time_to_err) {
     team(4, if (rank == 1) err(c); wait_forever(c, "world", rank == 0 ? "send" : "receive", 5000, rank == 0 ? 1 : rank - 1),
          ERRS(1), .says = { LEFT(1) });
@@ -473,7 +474,7 @@ TEST(a_stopped_rank_is_named_and_said_to_be_silent) {
     team(4, two_steps(c); if (rank == 2) stop(c, true); wait_for_all(c),
          .late = true, .harmed = 2, .status = KILLED, .stops = 1 << 2,
          .says = { "rank 2 has been silent for", "waits for all-reduce #2 of world" });
-    // without rank 0 each of the others has its own deadline
+    // without rank 0, every other rank applies its own deadline
     team(4, two_steps(c); if (rank == 0) raise(SIGSTOP); with_lock(c, c->timeout = -CONTROL_SETTLE - CONTROL_PATIENCE);
          wait_for_all(c),
          .harmed = 0, .status = KILLED, .stops = 1 << 0,
@@ -527,7 +528,7 @@ TEST(a_wait_along_a_pipeline_is_the_fault_of_where_it_begins) {
                    " rank 2", "and it is in F2 on stage 1" });
 }
 
-// Rank 1 has left out a receive and waits for what comes later, rank 0 for the receive. `patient` has waited longer.
+// Rank 1 skipped a receive and waits in the operation after it; rank 0 waits for the receive. Rank `patient` waits longer.
 static void leave_out_a_receive(Control* c, int patient) {
     int rank = c->ranks.rank;
     if (rank != patient) await_count(1), usleep(300000);
@@ -557,15 +558,15 @@ TEST(small_messages_decisions_and_the_end_have_the_same_deadline) {
     team(3, if (rank == 1) hang(c), .late = true, .says = { "rank 1 has not reached goodbye #3 of control (step 0)" });
 }
 
-// ---- SIGTERM, which launchers send to the rest when one rank has ended ----
-// No watchdog acts before all ranks have got their signals.
+// ---- SIGTERM, which launchers send to the other ranks when one rank ends ----
+// No watchdog acts before all ranks received their signals.
 static void be_told(Control* c) {
     bool dies = team->status == KILLED && c->ranks.rank == team->harmed;
     two_steps(c);
     pthread_mutex_lock(&c->lock);
     count();
-    await_count(2 * c->ranks.size); // no watchdog sees that one has died before all are stopped here
-    kill(getpid(), dies ? SIGKILL : SIGTERM); // not raise: this thread has SIGTERM blocked
+    await_count(2 * c->ranks.size); // all ranks wait at this point, so no watchdog sees a death early
+    kill(getpid(), dies ? SIGKILL : SIGTERM); // not raise(), because this thread blocks SIGTERM
     count();
     await_count(3 * c->ranks.size - (team->status == KILLED));
     pthread_mutex_unlock(&c->lock);
@@ -605,7 +606,7 @@ TEST(every_survivor_writes_its_last_operations) {
 }
 
 // ---- meeting ----
-// The time is over once the ranks that exist have joined.
+// The time for joining ends once all existing ranks joined.
 static void await_absent(Control* c, int rank) {
     if (rank > 0) join(c, rank, team->size);
     char port[8];
@@ -643,7 +644,7 @@ TEST(a_rank_that_cannot_reach_rank_0_says_where_it_tried) {
     close(fd);
 }
 
-// The clock is told that nobody looked at it for a while, wherever in the program that was.
+// Pretends that the program did not look at the clock for a while, as if it had been stopped.
 TEST(time_in_which_nobody_looked_at_the_clock_of_joining_counts_as_stopped) {
     control_init(&control, rank_of(0, 2), LONG, "");
     double before = control_time(&control);
@@ -666,7 +667,7 @@ static RunningChild one_of_two(int rank, const char* place) {
     control_stop(&control);
     exit(0);
 }
-// The first of two ranks, which is either, is stopped for longer than the deadline, as a suspended job is. The other comes later.
+// The first rank to come, 0 or 1, is stopped for longer than the deadline, like a suspended job. The other rank comes later.
 TEST(time_in_which_a_rank_was_stopped_before_all_have_met_counts_as_no_wait) {
     char places[2][64];
     int fds[2];
@@ -698,7 +699,7 @@ static int knock(const void* bytes, size_t n) {
     return fd;
 }
 
-// Before rank 1 joins, strangers come: silent ones, a web browser, a huge message, a wrong word.
+// Before rank 1 joins, strangers connect: silent ones, a web browser, a huge message, a wrong word.
 static void join_among_strangers(Control* c, int rank) {
     if (rank == 1) {
         struct { ControlHeader h; ControlHello hello; } m;
@@ -709,7 +710,7 @@ static void join_among_strangers(Control* c, int rank) {
         int browser = knock(page, strlen(page));
         memset(&m, 0xff, sizeof m);
         knock(&m, sizeof m);
-        memset(&m, 0, sizeof m); // a greeting as a rank would send it, with another word
+        memset(&m, 0, sizeof m); // a rank's greeting, with a wrong word
         m.h = (ControlHeader){ MESSAGE_HELLO, sizeof m.hello };
         memcpy(m.hello.magic, CONTROL_MAGIC, sizeof CONTROL_MAGIC);
         ensure(sscanf(meeting->address, "%7s %64s%511[^\n]", port, m.hello.word, hosts) == 3);
@@ -736,7 +737,7 @@ TEST(ranks_meet_where_their_launcher_says_unless_that_port_is_in_use) {
     int port, fd = port_of_its_own(&port);
     snprintf(launchers_place, sizeof launchers_place, "%d run-7 localhost", port);
     static Control c[2];
-    char address[CONTROL_ADDRESS] = ""; // which nobody tells the others
+    char address[CONTROL_ADDRESS] = ""; // not sent to the other ranks
     team_apart(3, control_init(c, rank_of(rank, 3), LONG, ""); if (rank == 0) control_listen(c, address);
                control_join(c, address); control_stop(c));
     expect_error(for (int i = 0; i < 2; i++) { control_init(&c[i], rank_of(0, 2), 1, ""); control_listen(&c[i], address); },

@@ -3,16 +3,16 @@ cuda/attention.cuh - causal self-attention without the (T,T) matrix, after Flash
 fp32 arithmetic. Included by attention_choice.cuh, which chooses between these kernels, those on tensor cores, and
 cuDNN's.
 
-A block has 16x16 threads and owns TILE rows of one head (queries, or keys where dk and dv are summed). It walks over
-the tiles of the other side and computes their (TILE,TILE) scores, so that no part of the matrix is ever in memory.
-Tiles lie in shared memory in fp32, padded with zeros to D channels. Thread (y,x) has rows y R .. y R + R-1 of a tile, R
-= TILE/16, and of the other dimension x, x+16, x+32, ...; so a row of scores belongs to 16 neighbouring lanes of one
-warp.
+A block of 16x16 threads owns TILE rows of one head (queries, or keys where dk and dv are summed). It walks over the
+tiles of the other side and computes their (TILE,TILE) scores, so that no part of the matrix is ever in memory. Tiles
+lie in shared memory in fp32, padded with zeros to D channels. With R = TILE/16, thread (y,x) computes rows y R to
+y R + R-1 of a tile in the columns x, x+16, x+32, ...; so 16 neighbouring lanes of one warp share a row of scores.
 
 Backward is two kernels, one over queries for dq, one over keys for dk and dv. Scores are computed twice, 7 tile
-products instead of 5; in return every sum has one owner and one order: no atomics, equal bits from run to run.
+products instead of 5; in return each sum is added in one place and one order: no atomics, equal bits from run to run.
+
 The same kernels compute attention in parts (PART): q and the keys of a chunk, which are another array, give a share of
-out, dq, dk and dv. It joins what earlier parts left in fp32, where it is stored: no part needs memory of its own.
+out, dq, dk and dv. This share is merged with the fp32 results of earlier parts in place, so no part needs extra memory.
 This file takes every precision, head size and alignment: read it first. attention_tensor_cores.cuh uses what 16 bits
 allow.
 */
@@ -29,8 +29,8 @@ constexpr int ATTENTION_MAX_HS = 128;
 __host__ __device__ constexpr int tile_floats(int rows, int cols) { return rows * (cols + PAD); }
 
 // Tiles are as large as possible: backward's five must fit in the 99 KB that a block gets from compute capability 8.0
-// on. On 7.5 it gets 64 KB, and tiles of half as many rows. Other GPUs never launch the kernels of those, and have no
-// code for them.
+// on. On 7.5 it gets 64 KB, and tiles of half as many rows. Other GPUs never launch the kernels of those, so no
+// code is compiled for them.
 __host__ __device__ constexpr int largest_tile(int D) { return D <= 64 ? 64 : 32; }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 __device__ constexpr bool tile_is_used(int TILE, int D) { return TILE == largest_tile(D); }
@@ -38,7 +38,7 @@ __device__ constexpr bool tile_is_used(int TILE, int D) { return TILE == largest
 __device__ constexpr bool tile_is_used(int, int) { return true; }
 #endif
 
-// One head of one sequence: where it begins in tensors of 3C, 2C and C channels, and in (B,NH,T).
+// Offsets of one head of one sequence in tensors of 3C, 2C and C channels, and in (B,NH,T).
 typedef struct { size_t qkv, kv, out, stats; } HeadOffset;
 __device__ inline HeadOffset head_offset(int head, int T, int C, int NH, int HS) {
     size_t b = head / NH, channel = (size_t)(head % NH) * HS;
@@ -46,7 +46,7 @@ __device__ inline HeadOffset head_offset(int head, int T, int C, int NH, int HS)
 }
 
 // ---- a part ----
-// What attention_part_forward and _backward have in addition.
+// The additional arguments of attention_part_forward and _backward.
 typedef struct {
     const floatX* kv; // (B,T,2C); NULL: not a part, keys and values are those of qkv
     float* dkv;       // (B,T,2C), += in backward
@@ -73,7 +73,7 @@ template <bool PART> __device__ inline RowFactors row_end(float* stats, float ma
         f = { expf(lse - all) / sum, expf(*stats - all) };
         lse = all;
     }
-    if (PART) __syncwarp(); // the row's other lanes have read what is now overwritten
+    if (PART) __syncwarp(); // the other lanes of the row have read the stats that are now overwritten
     if (writes && stats != NULL) *stats = lse;
     return f;
 }
@@ -116,12 +116,12 @@ __device__ inline void tile_dot(float (&s)[R][R], const float* a, const float* b
 template <int R> __device__ inline void tile_put(float* tile, const float (&s)[R][R]) {
     constexpr int TILE = R * SIDE;
     int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
-    __syncwarp(); // the neighbours are done with what the tile held before
+    __syncwarp(); // the neighbours are done with the previous values
     #pragma unroll
     for (int i = 0; i < R; i++)
         #pragma unroll
         for (int j = 0; j < R; j++) tile[(y * R + i) * (TILE + PAD) + x + SIDE * j] = s[i][j];
-    __syncwarp(); // and see what it holds now
+    __syncwarp(); // and see the new ones
 }
 
 // sum[i][j] += p[y R + i] . column x + 16 j of m, p (TILE,TILE) and m (TILE,D)
@@ -145,7 +145,7 @@ __device__ inline void tile_accumulate(float (&sum)[R][D / SIDE], const float* p
     }
 }
 
-// Stores rows of dst, `stride` elements apart, from sum, as far as there are rows and channels.
+// Stores sum in rows of dst, `stride` elements apart; skips rows from `rows` and channels from HS on.
 template <int D, bool PART, int R>
 __device__ inline void tile_store(Result<PART>* dst, const float (&sum)[R][D / SIDE], const RowFactors (&factors)[R],
                                   size_t stride, int rows, int HS) {

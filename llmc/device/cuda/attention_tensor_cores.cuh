@@ -3,23 +3,23 @@ cuda/attention_tensor_cores.cuh - attention.cuh's products on tensor cores: elem
 Included by attention_choice.cuh. dev/kernels/cuda/attention_forward.cu and attention_backward.cu lead to these kernels
 step by step.
 
-Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32. What counts is that they
-do not have to wait for anything else:
-- A warp has 16 rows: queries, or keys where dk and dv are summed. Their operands, scores and sums stay in its
+Tensor cores multiply 16-bit numbers about 16 times as fast as the other units multiply fp32, so nothing else may keep
+them waiting:
+- A warp owns 16 rows: queries, or keys where dk and dv are summed. Their operands, scores and sums stay in its
   registers.
-- Tiles of the other side go through shared memory as they are, for all warps of a block; the next one is on its way
-  there (cp.async) while this one is multiplied.
-- What a product leaves in a lane's registers is, rounded to 16 bits, exactly what the left operand of the next product
-  needs there. So P and dS never leave the registers, if their rows are the rows of the sum. For dk and dv they are
-  therefore computed transposed.
+- Tiles of the other side go through shared memory unconverted, for all warps of a block. While one tile is multiplied,
+  the next one is copied there (cp.async).
+- A lane holds the result of a product exactly where the next product expects its left operand, rounded to 16 bits. So P
+  and dS never leave the registers if their rows are the rows of the sum. For dk and dv they are therefore computed
+  transposed.
 
 Products and sums are fp32; P and dS are rounded to floatX, once, as inputs of the second product. Backward is two
 kernels, as in attention.cuh: every sum has one owner and one order. (dS is rounded before it is scaled by 1/8, so in
 fp16 it overflows three powers of 2 before the result would; the loss scale handles this like every other overflow.)
 
-tensor_cores.cuh says what lies where in a fragment: of a result (16,8) a lane has row lane/4, columns 2 (lane%4) and
-one more, and the same columns of row lane/4 + 8. Below, `wide` such results lie side by side; their element [i/4][i%4]
-is of row i/2%2 of the lane's two.
+tensor_cores.cuh describes the layout of fragments: of a result (16,8), a lane holds rows lane/4 and lane/4 + 8 in the
+columns 2 (lane%4) and 2 (lane%4) + 1. Below, `wide` such results lie side by side; element [i/4][i%4] belongs to row
+i/2%2 of the lane's two.
 */
 #ifndef LLMC_CUDA_ATTENTION_TENSOR_CORES_CUH
 #define LLMC_CUDA_ATTENTION_TENSOR_CORES_CUH
@@ -30,15 +30,15 @@ constexpr int HEAD = 64;                      // channels of a head
 constexpr int HEAD_STEPS = HEAD / 16;         // of a product over channels, 16 in each
 constexpr int TILE_STRIDE = HEAD + VEC;       // between rows of a tile: 16 bytes more than the row, so that the 8 rows
                                               // that ldmatrix reads at a time begin in different banks
-constexpr int STAGES = 2;                     // tiles that there is room for: one is multiplied, one is on its way
+constexpr int STAGES = 2;                     // tiles in shared memory: one is multiplied, one is on its way
 constexpr int TENSOR_CORE_THREADS = 128;      // of a block: 64 rows. Registers leave room for four such blocks on a
                                               // multiprocessor (dk and dv: two), of which one multiplies while another
                                               // waits for its tile
 constexpr int TENSOR_CORE_MOST_THREADS = 256; // that dev/kernels/cuda may try: a thread of dk and dv needs over 128 of
                                               // 65536 registers
-constexpr float LOG2_E = 1.44269504f;         // exp(x) is 2^(LOG2_E x), and powers of 2 are what the hardware has
+constexpr float LOG2_E = 1.44269504f;         // exp(x) is 2^(LOG2_E x), and the hardware computes powers of 2
 
-// 2^x in one instruction. exp2f needs four, because it also computes results below 2^-126, which are 0 here.
+// 2^x in one instruction. exp2f needs four, because it also computes results below 2^-126, which this one flushes to 0.
 __device__ inline float power_of_2(float x) {
 #ifdef CUDA_EMULATOR
     return exp2f(x);
@@ -70,7 +70,7 @@ __device__ inline void rows_fetch(uint32_t (&a)[HEAD_STEPS][4], const floatX* sr
         a[i / 4][i % 4] = r < there ? *(const uint32_t*)(src + r * stride + d) : 0;
     }
 }
-// Stores 16 rows of dst, `stride` elements apart, from sum, as far as there are rows.
+// Stores sum in 16 rows of dst, `stride` elements apart; skips rows from `there` on.
 // Four lanes write 16 bytes side by side.
 template <bool PART>
 __device__ inline void rows_store(Result<PART>* dst, const float (&sum)[HEAD / 8][4], const RowFactors (&factors)[2],
@@ -87,7 +87,7 @@ __device__ inline void rows_store(Result<PART>* dst, const float (&sum)[HEAD / 8
         } else *(uint32_t*)(dst + r * stride + d * 8 + col) = fragment_of(x * factors[half].sum, y * factors[half].sum);
     }
 }
-// Returns where this lane's row of four matrices lies in shared memory, 16 rows from `row` and 16 columns from `col`:
+// Returns the place in shared memory of this lane's row of four matrices, 16 rows from `row` and 16 columns from `col`:
 // the first two one below the other, or side by side.
 __device__ inline const floatX* below(const floatX* tile, int row, int col, int stride = TILE_STRIDE) {
     int lane = threadIdx.x % WARP;
@@ -153,7 +153,7 @@ __device__ inline float quad_sum(float x) {
 constexpr int FORWARD_KEYS = 64; // of a tile
 constexpr int FORWARD_TILE = FORWARD_KEYS * TILE_STRIDE;
 
-// s = 2^(scale2 (s - largest so far)); sum and o are scaled down to it. Beside the products the main work is
+// s = 2^(scale2 (s - largest so far)); sum and o are scaled down to it. Next to the products, the main work is
 // exponentials, one per query and key: a multiprocessor has units for 16 per cycle, while its tensor cores do thousands
 // of operations. So they are powers of 2, and the scale is a part of the exponent.
 template <int wide>
@@ -211,15 +211,15 @@ __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
     for (int stage = 0; stage < stages - 1; stage++) fetch(stage * FORWARD_KEYS);
     for (int u = 0; u < keys; u += FORWARD_KEYS) {
         fetch(u + (stages - 1) * FORWARD_KEYS);
-        __pipeline_wait_prior(stages - 1); // this thread's part of this tile is there
-        __syncthreads();                   // and all others'
-        if (u < seen + 16) {              // else this warp's queries see none of these keys
+        __pipeline_wait_prior(stages - 1); // this thread's part of this tile has arrived
+        __syncthreads();                   // and the parts of all others
+        if (u < seen + 16) {              // otherwise this warp's queries see none of these keys
             tile_scores(s, q, tile_of(u));
             if (u + FORWARD_KEYS > seen) mask_later_keys(s, seen - u, !full);
             softmax_step(s, o, max, sum, scale * LOG2_E);
             tile_add(o, s, tile_of(u) + FORWARD_TILE);
         }
-        __syncthreads(); // all warps are done with this tile, whose memory is the next one's
+        __syncthreads(); // all warps are done with this tile, before the next one overwrites it
     }
     for (int row = 0; row < 2; row++) {
         int t = first + threadIdx.x % WARP / 4 + row * 8;
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(TENSOR_CORE_MOST_THREADS)
 // ---- backward: the formulas are attention.cuh's ----
 constexpr int BACKWARD_ROWS = 32; // of a tile: 64 would not leave registers for dk, dv, P and dS
 constexpr int BACKWARD_TILE = BACKWARD_ROWS * TILE_STRIDE;
-// A stage has two tiles: k and v, or q and dout together with the queries' stats and delta.
+// A stage holds two tiles: k and v, or q and dout together with the queries' stats and delta.
 constexpr int BACKWARD_STAGE = 2 * BACKWARD_TILE + 2 * BACKWARD_ROWS * sizeof(float) / sizeof(floatX);
 
 // Computes dq. Grid (heads, tiles of queries), those with the most keys first.
@@ -274,9 +274,9 @@ attention_dq_tensor_cores_kernel(Result<PART>* dq_out, const floatX* dout, const
     for (int u = 0; u < keys; u += BACKWARD_ROWS) {
         const floatX *k = stage_of(u), *v = k + BACKWARD_TILE;
         fetch(u + BACKWARD_ROWS);
-        __pipeline_wait_prior(1); // this thread's part of this tile is there
-        __syncthreads();          // and all others'
-        if (u < seen + 16) {     // else this warp's queries see none of these keys
+        __pipeline_wait_prior(1); // this thread's part of this tile has arrived
+        __syncthreads();          // and the parts of all others
+        if (u < seen + 16) {     // otherwise this warp's queries see none of these keys
             tile_scores(s, q, k);
             tile_scores(dp, d, v);
             if (u + BACKWARD_ROWS > seen) mask_later_keys(s, seen - u, !full);
@@ -288,7 +288,7 @@ attention_dq_tensor_cores_kernel(Result<PART>* dq_out, const floatX* dout, const
             }
             tile_add(dq, s, k);
         }
-        __syncthreads(); // all warps are done with this tile, whose memory is the next one's
+        __syncthreads(); // all warps are done with this tile, before the next one overwrites it
     }
     const RowFactors factors[2] = { { scale, 1 }, { scale, 1 } };
     int dq_stride = PART ? C : stride;
@@ -296,12 +296,12 @@ attention_dq_tensor_cores_kernel(Result<PART>* dq_out, const floatX* dout, const
                      T - first);
 }
 
-// What a warp keeps for its 16 keys.
+// A warp's operands and sums for its 16 keys.
 struct KeyRows {
     uint32_t k[HEAD_STEPS][4], v[HEAD_STEPS][4]; // left operands
     float dk[HEAD / 8][4], dv[HEAD / 8][4];      // sums so far, dk not scaled
 };
-// k: of this head, and the same below; its values lie C behind the keys, and rows `stride` apart.
+// k: the keys of this head, as below; its values lie C behind them, and rows `stride` apart.
 __device__ inline KeyRows key_rows_begin(const floatX* k, int first, int stride, int T, int C) {
     KeyRows w = {};
     rows_fetch(w.k, k + (size_t)first * stride, stride, T - first);
@@ -331,8 +331,8 @@ __device__ inline void queries_fetch(floatX* stage, const floatX* qkv, const flo
     }
     __pipeline_commit(); // even of nothing, so that the wait can count commits
 }
-// w.dk and w.dv += what a stage's queries give; ds = their dS, transposed like everything here: (16 keys, queries).
-// before: how far this warp's first key lies behind the stage's first query.
+// Adds the terms of a stage's queries to w.dk and w.dv; ds = their dS, transposed like everything here, (16 keys,
+// queries). before: how far this warp's first key lies behind the first query of the stage.
 __device__ inline void key_rows_add(KeyRows& w, float (&ds)[BACKWARD_ROWS / 8][4], const floatX* stage, float scale,
                                     int before) {
     const floatX *q = stage, *d = q + BACKWARD_TILE;
@@ -369,11 +369,11 @@ attention_dkv_tensor_cores_kernel(Result<PART>* dkv, const floatX* dout, const f
     queries_fetch(stage_of(begin), qkv, dout, stats, delta, begin, T, C);
     for (int t = begin; t < T; t += BACKWARD_ROWS) {
         queries_fetch(stage_of(t + BACKWARD_ROWS), qkv, dout, stats, delta, t + BACKWARD_ROWS, T, C);
-        __pipeline_wait_prior(1); // this thread's part of this stage is there
-        __syncthreads();          // and all others'
-        // Else none sees this warp's keys
+        __pipeline_wait_prior(1); // this thread's part of this stage has arrived
+        __syncthreads();          // and the parts of all others
+        // Otherwise none of the queries sees this warp's keys
         if (t + BACKWARD_ROWS > place) key_rows_add(w, ds, stage_of(t), scale, place - t);
-        __syncthreads(); // all warps are done with this stage, whose memory is the next one's
+        __syncthreads(); // all warps are done with this stage, before the next one overwrites it
     }
     key_rows_store<PART>(dkv + (PART ? head.kv : head.qkv + C), w, scale, first, stride, T, C);
 }

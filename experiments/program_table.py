@@ -1,4 +1,4 @@
-"""The table in README.md: memory, traffic and speed of each program, measured on this machine.
+"""The table of doc/formulas.md: memory, traffic and speed of each program, measured on this machine.
 
 Two ranks with a thread each; the single program has the batch of both on one thread. Memory and bytes sent are measured, and a run
 in which they differ from the program's prediction ends this script. Speeds are medians over all steps but each run's first, as
