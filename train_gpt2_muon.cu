@@ -33,6 +33,7 @@ Before    train_gpt2_zero.cu: the same shards, with AdamW. New here: a table of 
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/ranks_run.h"        // defines: ranks_*, options_ranks: what several ranks add to a run
+#include "llmc/run/owners_run.h"       // defines: owners_predict
 #include "llmc/run/predict.h"          // defines: run_predict
 
 // ----------------------------------------------------------------------------
@@ -260,6 +261,10 @@ static void gpt2_init_ranges(GPT2* g) {
 }
 
 static size_t muon_work(const GPT2* g) { return newton_schulz_work(4*g->config.C, g->config.C); }
+static size_t muon_scratch(const GPT2* g) { // bytes
+    const Owners* o = &g->owners;
+    return (o->held_elements + o->owned_elements + o->largest + muon_work(g)) * sizeof(floatNS);
+}
 
 // Allocates Muon's scratch. The ranks' sizes differ, so that NCCL could not register it as MEMORY_COMMUNICATION.
 static void gpt2_init_muon(GPT2* g) {
@@ -359,8 +364,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp);
     if (grads_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * in_slots; // buckets
     if (params_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * in_slots; // gather buffers
-    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g)) + sizeof(floatNS) *
-                              (g->owners.held_elements + g->owners.owned_elements + g->owners.largest + muon_work(g));
+    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g)) + muon_scratch(g);
 }
 
 // Returns the bytes that this rank will send per step.
@@ -808,6 +812,7 @@ static void gpt2_configure(void* model, Run* run) {
     g->dp = ranks_world(run); // rank r's micro-batch m: sequences (mN + r)B to (mN + r + 1)B - 1 of the global batch
     gpt2_init_units(g);
     owners_init(&g->owners, g->config, g->dp, g->all_own);
+    owners_predict(&g->owners, run, muon_scratch(g));
     run->ranks->share.writer = g->dp->rank; // each rank saves its shards
     run->ranks->share.writers = g->dp->size;
 }

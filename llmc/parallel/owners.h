@@ -36,7 +36,16 @@ typedef struct {
     CommPart *held, *owned; // (N) owned: held[q] of this rank's pieces goes to rank q, which sends owned[q]
     size_t held_elements, owned_elements; // in all of them
     size_t largest;         // elements of the largest matrix
+    GPT2Config config;
+    bool all_own;
 } Owners;
+
+// What the ranks do in a step differs.
+typedef struct {
+    size_t held, owned;     // elements of a rank's pieces, and of the matrices that it orthogonalises
+    size_t there, here;     // elements that it sends to owners, and receives as one
+    size_t adamw;           // elements of its shards that AdamW updates
+} OwnerLoad;
 
 // Lists the matrices of the model. q, k and v, the thirds of qkv.weight, are three: as one they would share singular
 // values.
@@ -118,6 +127,8 @@ static inline void owners_init(Owners* o, GPT2Config c, Comm* dp, bool all_own) 
     while (!all_own && o->first < count && o->m[o->first].owner < rank) o->first++;
     while (!all_own && o->end > o->first && o->m[o->end - 1].owner > rank) o->end--;
     o->largest = 4 * (size_t)c.C * (size_t)c.C;
+    o->config = c;
+    o->all_own = all_own;
 }
 
 static inline void owners_free(Owners* o) {
@@ -137,6 +148,26 @@ static inline size_t owners_sent(const Owners* o, bool all_own) {
     size_t n = 0;
     for (int q = 0; q < o->N; q++) if (q != o->rank) n += o->held[q].n + (all_own ? 0 : o->owned[q].n);
     return n;
+}
+
+static inline OwnerLoad owners_load(const Owners* o, int q) {
+    OwnerLoad l = { 0, 0, 0, 0, 0 };
+    size_t both = 0; // elements of its pieces that it owns
+    for (int i = 0; i < o->count; i++) {
+        size_t n = owners_piece(o, i, q).n;
+        l.held += n;
+        if (!o->all_own && o->m[i].owner != q) continue;
+        l.owned += matrix_elements(o->m[i]);
+        both += n;
+    }
+    l.there = o->all_own ? l.held * (size_t)(o->N - 1) : l.held - both;
+    l.here = l.owned - both;
+    for (int u = 0; u < gpt2_num_units(o->config); u++) {
+        size_t shard = shard_elements(o->config, u, o->N), size = unit_elements(o->config, u);
+        l.adamw += size_min(shard, size - size_min(size, (size_t)q * shard));
+    }
+    l.adamw -= l.held;
+    return l;
 }
 
 // Prints the load of Newton-Schulz, which the busiest rank decides.
