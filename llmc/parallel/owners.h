@@ -40,13 +40,6 @@ typedef struct {
     bool all_own;
 } Owners;
 
-// What the ranks do in a step differs.
-typedef struct {
-    size_t held, owned;     // elements of a rank's pieces, and of the matrices that it orthogonalises
-    size_t there, here;     // elements that it sends to owners, and receives as one
-    size_t adamw;           // elements of its shards that AdamW updates
-} OwnerLoad;
-
 // Lists the matrices of the model. q, k and v, the thirds of qkv.weight, are three: as one they would share singular
 // values.
 static inline int owners_list(Matrix* m, GPT2Config c) {
@@ -150,40 +143,24 @@ static inline size_t owners_sent(const Owners* o, bool all_own) {
     return n;
 }
 
-static inline OwnerLoad owners_load(const Owners* o, int q) {
-    OwnerLoad l = { 0, 0, 0, 0, 0 };
-    size_t both = 0; // elements of its pieces that it owns
-    for (int i = 0; i < o->count; i++) {
-        size_t n = owners_piece(o, i, q).n;
-        l.held += n;
-        if (!o->all_own && o->m[i].owner != q) continue;
-        l.owned += matrix_elements(o->m[i]);
-        both += n;
-    }
-    l.there = o->all_own ? l.held * (size_t)(o->N - 1) : l.held - both;
-    l.here = l.owned - both;
-    for (int u = 0; u < gpt2_num_units(o->config); u++) {
-        size_t shard = shard_elements(o->config, u, o->N), size = unit_elements(o->config, u);
-        l.adamw += size_min(shard, size - size_min(size, (size_t)q * shard));
-    }
-    l.adamw -= l.held;
-    return l;
-}
-
-// Prints the load of Newton-Schulz, which the busiest rank decides.
+// Prints what each rank orthogonalises per step: of many ranks, those with least and most to do.
 static inline void report_owners(const Owners* o, bool all_own) {
-    double most = 0, sum = 0;
-    int fewest_matrices = o->count, most_matrices = 0;
+    double sum = 0;
+    int least = 0, most = 0;
+    int* matrices = new_array(int, o->N);
+    for (int i = 0; i < o->count; i++)
+        for (int q = 0; q < o->N; q++) matrices[q] += all_own || o->m[i].owner == q;
     for (int q = 0; q < o->N; q++) {
-        int matrices = 0;
-        for (int i = 0; i < o->count; i++) matrices += all_own || o->m[i].owner == q;
-        if (matrices < fewest_matrices) fewest_matrices = matrices;
-        if (matrices > most_matrices) most_matrices = matrices;
-        most = fmax(most, o->flops[q]);
+        if (o->flops[q] < o->flops[least]) least = q;
+        if (o->flops[q] > o->flops[most]) most = q;
         sum += o->flops[q];
     }
-    printf("owners     %d matrices, %d to %d per rank; Newton-Schulz on the busiest rank %.3g GFLOPs per step, "
-           "%.3f of the mean\n", o->count, fewest_matrices, most_matrices, most / 1e9, most * o->N / sum);
+    printf("owners     matrices (GFLOPs of Newton-Schulz per step)");
+    for (int q = 0; q < o->N; q++)
+        if (o->N <= 8 || q == least || q == most)
+            printf("%s rank %d: %d (%.3g)", q > 0 ? "," : "", q, matrices[q], o->flops[q] / 1e9);
+    printf("; the busiest has %.3f of the mean\n", o->flops[most] * o->N / sum);
     fflush(stdout);
+    free(matrices);
 }
 #endif
