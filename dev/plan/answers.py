@@ -8,9 +8,9 @@ from collections import namedtuple
 from tool import format_bytes, print_table
 from dev.plan.machines import LINKS
 from dev.plan.pipelines import pipeline_step
-from dev.plan.plans import (ALWAYS, KINDS, METHODS, MOST_MICRO_BATCHES, MUONS, PLAYED_MICRO_BATCHES, SCHEDULES, answer_of,
-                            blocks_of, bytes_of, copy_ranks, divides, extreme_rank, mesh_name, network_of, own_rank, plan_of,
-                            room_of, sent_of_all, slots, split, total_of, with_context, with_mesh, with_pipe)
+from dev.plan.plans import (ALWAYS, KINDS, METHODS, MOST_MICRO_BATCHES, MUONS, PLAYED_MICRO_BATCHES, SCHEDULES, blocks_of,
+                            bytes_of, copy_ranks, divides, extreme_rank, mesh_name, network_of, own_rank, plan_of, room_of,
+                            sent_of_all, slots, split, total_of, with_context, with_mesh, with_pipe)
 from dev.plan.shapes import bytes_of_states
 from dev.plan.steps import QUANTISE_BLOCK, flops_done, is_possible, step, unit_seconds
 
@@ -102,9 +102,7 @@ class Way(namedtuple("Way", "technique plan name")):
             yield f"  {kind}", x
             if kind in ("activations", "total"): yield "    or recomputed", said["bytes_recomputed"][kind]
         yield "  sent per step", sent_of_all(plan, technique) // plan.N
-        if technique in MUONS:
-            yield "    by the busiest rank", math.floor(said["sent_per_step"] + 0.5)
-            yield "  on the rank with most", f"rank {answer_of(plan.once, technique)['ranks'][0]['rank']}"
+        if technique in MUONS: yield "    by the busiest rank", math.floor(said["sent_per_step"] + 0.5)
         for axis in ("tp", "pp", "dp") if technique == "3d" else ():
             yield f"    along {axis}", math.floor(said[f"sent_along_{axis}"] + 0.5)
         if of_pipeline: yield "  activations at a time", str(slots(plan, own_rank(plan))) # of one chunk, if interleaved

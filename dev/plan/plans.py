@@ -318,7 +318,7 @@ Bytes = namedtuple("Bytes", "memory total sent mean along")
 
 
 def all_ranks(plan, name):
-    """Bytes of a rank of each pipeline stage; in muon of the rank that keeps most."""
+    """Bytes of a rank of each pipeline stage; in muon of rank 0, which keeps most."""
     def sent(rank):
         if name not in MUONS: return rank["sent"], rank["sent"]
         more, shards = answer_of(plan, name)["more"], bytes_of(plan, zero_of(name)).sent

@@ -65,7 +65,7 @@ static inline bool context_report_pairs(Run* run, const ContextParallel* cp) {
 
 // Call after the program's options are added.
 static inline void ranks_share_sequences(Run* run, ContextParallel* cp) {
-    RankSharing sharing = { cp, context_readers, context_open, context_report, NULL, NULL, NULL, false, -1 };
+    RankSharing sharing = { cp, context_readers, context_open, context_report, NULL, NULL, false, -1 };
     run->ranks->sharing = sharing;
 }
 #endif

@@ -117,7 +117,7 @@ static inline void mesh_report(void* self, Run* run) {
 static inline void ranks_are_mesh(Run* run, Mesh* mesh) {
     // The axis is 0 if options_pipeline_parallel has set it.
     bool has_actions = mesh->text != NULL || run->ranks->along[AXIS_PP] == 0;
-    RankSharing sharing = { mesh, mesh_readers, mesh_open, mesh_report, NULL, NULL, NULL, has_actions, -1 };
+    RankSharing sharing = { mesh, mesh_readers, mesh_open, mesh_report, NULL, NULL, has_actions, -1 };
     run->ranks->sharing = sharing;
 }
 #endif

@@ -7,10 +7,10 @@ started, and no device, data, tokenizer or MPI is touched, so N may be any numbe
     {"parameters":1557611200,"accumulation":1,"axes":{"tp":1,"cp":1,"pp":1,"dp":64},
      "ranks":[{"rank":0,"bytes":{...},"sent":...}]}
 
-"ranks" lists one rank of each pipeline stage, because all ranks of a stage keep and send the same. With Muon they do
-not, and it is the rank that keeps most. Bytes of the layers' workspace are only those of wte's fp32 sums, because the
-rest depends on libraries and threads. --predict - reads many questions: each line of standard input has the options of
-one question, --predict N among them. Options that a run would refuse end the program with the same message.
+"ranks" lists one rank of each pipeline stage, because all ranks of a stage keep and send the same. With Muon rank 0
+keeps most, and "more" says what others send. Bytes of the layers' workspace are only those of wte's fp32 sums, because
+the rest depends on libraries and threads. --predict - reads many questions: each line of standard input has the options
+of one question, --predict N among them. Options that a run would refuse end the program with the same message.
 */
 #ifndef LLMC_RUN_PREDICT_H
 #define LLMC_RUN_PREDICT_H
@@ -100,22 +100,14 @@ static inline void predict_print_rank(const Run* run) {
     printf("}");
 }
 
-// Configures the model for a rank of a stage; rank -1: the stage's first.
-static inline void predict_configure(Predictor* p, int argc, char** argv, int stage, int rank) {
-    Run* run = p->run;
-    predict_start(p, argc, argv);
-    if (rank >= 0) run->ranks->all.comm.rank = rank;
-    run_choose_batch(run, ranks_readers(run, stage)); // as ranks_start does
-    p->configure(p->model, run);
-}
-
 // Answers one question: a rank of each stage.
 static inline void predict_answer(Predictor* p, int argc, char** argv) {
     Run* run = p->run;
     RanksRun* r = run->ranks;
     for (int stage = 0; stage == 0 || stage < r->along[AXIS_PP]; stage++) {
-        predict_configure(p, argc, argv, stage, -1);
-        if (r->sharing.fullest) predict_configure(p, argc, argv, stage, r->sharing.fullest(r->sharing.self));
+        predict_start(p, argc, argv);
+        run_choose_batch(run, ranks_readers(run, stage)); // as ranks_start does
+        p->configure(p->model, run);
         p->predict(p->model, run);
         long long tp = r->along[AXIS_TP], pp = r->along[AXIS_PP], cp = r->along[AXIS_CP];
         if (stage == 0)

@@ -26,8 +26,6 @@ typedef struct {
     void (*open)(void* self, Run* run);                       // opens the communicators. Collective
     void (*report)(void* self, Run* run);                     // prints which ranks share what, after ranks_report
     json_t* (*predict)(const void* self);                     // what else --predict prints, as "more"
-    int (*fullest)(void* self);                               // returns the rank that keeps most, for --predict;
-                                                              // NULL: all keep the same
     const double* sent;                                       // (3) bytes of a step along tp, pp and dp, for --predict;
                                                               // NULL: not told apart
     bool has_actions;                                         // --fault may name a micro-batch

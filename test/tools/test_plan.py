@@ -253,11 +253,11 @@ def both(name, options, batch, copies, micro, ranks, precision="fp32", column=No
     of_run = "--compress-from 0 --recompute none --steps 2" if name == "compress" else "--steps 1"
     run = trained(name, f"{MODEL} {options} --batch-size {batch} --total-batch-size {24 * batch * copies * micro}", RUN, of_run,
                   ranks=ranks, precision=precision)
-    planned = ways(*re.sub("--zero-stage [123]" if name == "zero" else "$", "", f"{MODEL} {options}").split(),
+    planned = ways(*re.sub("--zero-stage [123]" if name in ("zero", "muon") else "$", "", f"{MODEL} {options}").split(),
                    f"--batch-size {batch} --accumulation {micro} --vocab-size 257 --device cpu --precision {precision} --ranks {ranks}")
     way, predicted, again = planned[column], run.about["predicted_bytes"], "--recompute block" in options
     for kind in KINDS: assert predicted.get(kind, 0) == way["bytes_recomputed" if again else "bytes"][kind], kind
-    if "zigzag" in options: # plan has a rank that sends most, and rank 0 sends less
+    if "zigzag" in options or name == "muon": # plan has a rank that sends most, and rank 0 sends less
         assert_rounds_to(re.search(r"^sent a step by rank 1, most .*\n +bytes +[0-9.]+ kB +([0-9.]+ kB)", run.out, re.M)[1],
                          way["sent_per_step"], "sent")
     else: assert abs(run.about["predicted_comm_bytes"] - way["sent_per_step"]) < 1, (run.about, way)
@@ -276,6 +276,8 @@ ROWS = "--tensor-parallel 2 --sequence-parallel"
     ("bf16 fsdp", "fsdp", 2, 1, 2, "--sharding grad-op --reduce-dtype model"), ("bf16 ddp", "ddp", 2, 1, 1, ""),
     ("bf16 zero", "zero-3", 2, 1, 1, "--zero-stage 3"), ("zeropp", "zero++", 4, 1, 2, "--node-ranks 2"),
     rest("bf16 zeropp", "zero++", 2, 1, 1, "--node-ranks 1"),
+    ("muon", "muon-1", 3, 1, 1, "--owners one"), rest("muon", "muon-3", 3, 1, 2, "--owners all --zero-stage 3 --recompute block"),
+    *[rest(f"{precision} muon", "muon-2", 2, 1, 1, "--owners one --zero-stage 2") for precision in ("bf16", "fp16")],
     ("tp", "tp 4", 4, 4, 2, "--tensor-parallel 4 --recompute block"), ("tp", "tp 2", 4, 2, 2, ROWS),
     rest("bf16 tp", "tp 2", 4, 2, 1, ROWS),
     rest("tp", "tp 2", 2, 2, 1, f"{ROWS} --recompute block"), rest("tp", "tp 2", 4, 2, 1, "--tensor-parallel 2"),
@@ -335,6 +337,54 @@ def test_bytes_by_kind_and_axis_are_train_gpt2_3ds(dp, tp, pp, micro, options, p
     for axis, sent in run.about["predicted_comm_bytes_along"].items():
         assert abs(sent - planned["stage 0"].get(f"sent_along_{axis}", 0)) < 0.51
     if pp > 1: assert_same_totals(run, planned, {f"stage {q}": q * tp for q in range(pp)}, options)
+
+
+# ---- muon, whose ranks differ ----
+def muon_ranks(L, T, N, is_all):
+    """By hand, of d<L>: elements of a shard of every unit. And of each rank: elements of its pieces of matrices, of the matrices
+    that it owns, of what AdamW updates, of what it sends and receives on the way to owners; FLOPs."""
+    C, own, matrices, updated = 64 * L, 0, [], [0] * N
+    block = [(6 * C, [C * C] * 4), (7 * C, [4 * C * C] * 2)] # the vectors in front, and the matrices
+    def shared(begin, end, shard): return [max(0, min(end, (q + 1) * shard) - max(begin, q * shard)) for q in range(N)]
+    for begin, sizes in [((384 + T + 2) * C, []), *block * L]:
+        shard = -(-(begin + sum(sizes)) // (16 * N)) * 16
+        own, updated = own + shard, [x + y for x, y in zip(updated, shared(0, begin, shard))]
+        for n in sizes:
+            matrices.append((30 * C**3 if n == C * C else 90 * C**3, n, shared(begin, begin + n, shard)))
+            begin += n
+    flops, held, owned, there, here = ([0] * N for _ in range(5))
+    for cost, n, parts in sorted(matrices, key=lambda m: -m[0]):
+        first = flops.index(min(flops))
+        for q in range(N):
+            owns = is_all or q == first
+            held[q] += parts[q]
+            there[q] += parts[q] * (N - 1 if is_all else 1 - owns)
+            if owns: flops[q], owned[q], here[q] = flops[q] + cost, owned[q] + n, here[q] + n - parts[q]
+    return own, list(zip(held, owned, updated, there, here, flops))
+
+
+@pytest.mark.parametrize("L, N, owners, precision", [
+    *[(4, N, owners, "fp32") for N in (1, 2, 3, 4, 8) for owners in ("one", "all")], (4, 30, "one", "bf16"),
+    *[rest(L, N, owners, precision) for L, precision in ((6, "fp32"), (4, "bf16"), (6, "bf16"), (4, "fp16")) for N in (1, 2, 3, 4, 8)
+      for owners in ("one", "all")]], ids=short)
+def test_bytes_of_muon_are_those_of_its_fullest_and_busiest_ranks(L, N, owners, precision):
+    model = f"--model d{L} --seq-len 64 --batch-size 1 --vocab-size 257 --device cpu --precision {precision} --ranks {N}"
+    own, ranks = muon_ranks(L, 64, N, owners == "all")
+    planned, X, Y = ways(f"{model} --owners {owners}"), 4 if precision == "fp32" else 2, 2 if precision == "bf16" else 4 # Y: of a piece
+    state, scratch, C = (4 if X == 4 else 8) * own, 14 * (64 * L) ** 2 + 8, 64 * L # (4C,C) of one matrix, its work: 8C^2 and 2C^2
+    fullest = max(4 * updated + Y * (held + owned) for held, owned, updated, *_ in ranks)
+    sent = [there + (here if owners == "one" else 0) for *_, there, here, _ in ranks]
+    for z in (1, 2, 3):
+        way, zero = planned[f"muon-{z}"], planned[f"zero-{z}"]
+        kept, zeros = way["bytes"], zero["bytes"]
+        for kind in ("parameters", "gradients", "activations", "communication"): assert kept[kind] == zeros[kind], kind
+        assert kept["parameters"] == X * own * (1 if z == 3 else N) and kept["gradients"] == X * own * (1 if z > 1 else N)
+        assert kept["optimizer state"] + kept["workspace"] == state + fullest + Y * scratch
+        assert way["sent_per_step"] == pytest.approx(zero["sent_per_step"] + Y * max(sent), rel=1e-12)
+        assert way["sent_mean"] == pytest.approx(zero["sent_per_step"] + Y * sum(sent) / N, rel=1e-12)
+    more = json.loads(succeeds(f"build/predict/train_gpt2_muon.{precision} --predict {N} --owners {owners} {re.sub('--device.*', '', model)}").out)["more"]
+    assert more["flops"] == max(flops for *_, flops in ranks)
+    assert more["message"] == Y * max(max(there, here) for *_, there, here, _ in ranks)
 
 
 # ---- this machine, and the search ----
