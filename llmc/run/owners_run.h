@@ -1,6 +1,6 @@
 /*
-owners_run.h - the answer of --predict (predict.h) for Muon, whose ranks keep, send and compute different amounts. Rank 0
-keeps most: it is the first to get a matrix, and the vectors, which have a second moment, come first in every unit.
+owners_run.h - the answer of --predict (predict.h) for Muon, whose ranks send and compute different amounts. Rank 0 keeps
+most: the vectors, which have a second moment, come first in every unit.
 */
 #ifndef LLMC_OWNERS_RUN_H
 #define LLMC_OWNERS_RUN_H
@@ -34,9 +34,8 @@ static inline json_t* owners_busiest(const void* self) {
                      "sent_most", X * (double)most);
 }
 
-// Call when the owners are chosen. scratch: the bytes that Muon allocates.
-static inline void owners_predict(Owners* o, Run* run, size_t scratch) {
-    run->ranks->scratch = scratch;
+// Call when the owners are chosen.
+static inline void owners_predict(Owners* o, Run* run) {
     run->ranks->sharing.self = o;
     run->ranks->sharing.predict = owners_busiest;
 }

@@ -90,7 +90,7 @@ static inline void predict_print_rank(const Run* run) {
         Vp = run->config.Vp / (int)r->along[AXIS_TP];
     size_t bytes[MEMORY_KINDS];
     memcpy(bytes, run->predicted, sizeof bytes);
-    bytes[MEMORY_WORKSPACE] = classifier_sums(BT, run->config.C, Vp) * sizeof(float) + r->scratch;
+    bytes[MEMORY_WORKSPACE] = classifier_sums(BT, run->config.C, Vp) * sizeof(float);
     printf("{\"rank\":%d,\"bytes\":{", r->all.comm.rank);
     for (int k = 0, n = 0; k < MEMORY_KINDS; k++)
         if (bytes[k] > 0) printf("%s\"%s\":%zu", n++ ? "," : "", memory_kind_names[k], bytes[k]);

@@ -37,7 +37,6 @@ typedef struct RanksRun {
     SaveShare share;                // which ranks save; at first only rank 0, until the program sets it
     char* writes;                   // what the lock on --out says; owned. NULL: there is no lock (yet)
     double sent;                    // bytes that this rank will send per step, set by the program
-    size_t scratch;                 // bytes of MEMORY_WORKSPACE that are not the layers', for --predict
     StepTimes times;                // where the time of each step went
     void* state;                    // device memory that --fault bitflip may change; set by ranks_load
     long long along[COMM_AXES];     // ranks along AXIS_TP, AXIS_PP and AXIS_CP: an option's value, or 1
