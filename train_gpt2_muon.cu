@@ -33,6 +33,7 @@ Before    train_gpt2_zero.cu: the same shards, with AdamW. New here: a table of 
 #include "llmc/run/trace.h"            // defines: trace_compute, trace_step
 #include "llmc/run/run.h"              // defines: Run, run_*, option_*: options, data, log, checkpoints, reports
 #include "llmc/run/ranks_run.h"        // defines: ranks_*, options_ranks: what several ranks add to a run
+#include "llmc/run/owners_run.h"       // defines: owners_predict
 #include "llmc/run/predict.h"          // defines: run_predict
 
 // ----------------------------------------------------------------------------
@@ -808,6 +809,7 @@ static void gpt2_configure(void* model, Run* run) {
     g->dp = ranks_world(run); // rank r's micro-batch m: sequences (mN + r)B to (mN + r + 1)B - 1 of the global batch
     gpt2_init_units(g);
     owners_init(&g->owners, g->config, g->dp, g->all_own);
+    owners_predict(&g->owners, run);
     run->ranks->share.writer = g->dp->rank; // each rank saves its shards
     run->ranks->share.writers = g->dp->size;
 }

@@ -21,7 +21,7 @@ $(BUILD)/schedule: | $(BUILD)/schedule_order
 # build/plan, whose code is dev/plan, and the programs that it asks: schedule_order, and the training programs'
 # --predict, without MPI. All of these take 179 s of one core to compile with -O3, 82 s with -O1 and 27 s with -O0,
 # and the planner's longest search takes one second with any of them.
-PLAN_PROGRAMS := $(foreach p,fp32 bf16,$(RANKS_PROGRAMS:%=%.$p)) train_gpt2_compress.fp16
+PLAN_PROGRAMS := $(foreach p,fp32 bf16,$(RANKS_PROGRAMS:%=%.$p)) $(addsuffix .fp16,train_gpt2_compress train_gpt2_muon)
 PLAN_PROGRAMS := $(PLAN_PROGRAMS:%=$(BUILD)/predict/%)
 C_BUILDS += $(PLAN_PROGRAMS)
 $(BUILD)/plan: dev/dev.mk $(PLAN_PROGRAMS) $(BUILD)/schedule_order

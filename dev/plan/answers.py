@@ -8,9 +8,9 @@ from collections import namedtuple
 from tool import format_bytes, print_table
 from dev.plan.machines import LINKS
 from dev.plan.pipelines import pipeline_step
-from dev.plan.plans import (ALWAYS, KINDS, METHODS, MOST_MICRO_BATCHES, PLAYED_MICRO_BATCHES, SCHEDULES, blocks_of, bytes_of,
-                            copy_ranks, divides, extreme_rank, mesh_name, network_of, own_rank, plan_of, room_of, sent_of_all,
-                            slots, split, total_of, with_context, with_mesh, with_pipe)
+from dev.plan.plans import (ALWAYS, KINDS, METHODS, MOST_MICRO_BATCHES, MUONS, PLAYED_MICRO_BATCHES, SCHEDULES, blocks_of,
+                            bytes_of, copy_ranks, divides, extreme_rank, mesh_name, network_of, own_rank, plan_of, room_of,
+                            sent_of_all, slots, split, total_of, with_context, with_mesh, with_pipe)
 from dev.plan.shapes import bytes_of_states
 from dev.plan.steps import QUANTISE_BLOCK, flops_done, is_possible, step, unit_seconds
 
@@ -27,6 +27,7 @@ COLUMNS = (
     ("buffers", "B", "message_buffers"), ("compressing", "ms", "compressing", None), ("compute ms", "ms", "compute"),
     ("tp", "ms", "tp", "3d"), ("uneven", "ms", "bubble", "cp"), ("bubble", "ms", "bubble", "pp", "3d"),
     ("of step", ".1%", "of_step", "pp"), ("of work", ".1%", "of_work", "pp"), ("formula", "ms", "formula", "pp"),
+    ("Newton-Schulz", "ms", "newton_schulz", *MUONS),
     ("communication", "ms", "communication"),
     ("exposed", "ms", "exposed"), ("step ms", "ms", "seconds"), ("of ddp's", ".2f", "step_of_ddp"),
     ("tokens/s", ".0f", "tokens_per_s"), ("efficiency", ".1%", "efficiency"),
@@ -87,7 +88,7 @@ class Way(namedtuple("Way", "technique plan name")):
     def json(self):
         kept, again = (dict.fromkeys(KINDS, 0) | b.memory | {"total": b.total} for b in (self.bytes(), self.bytes(True)))
         own = bytes_of(self.plan, self.technique)
-        return {"name": self.name, "ranks": self.plan.N, "sent_per_step": float(own.sent),
+        return {"name": self.name, "ranks": self.plan.N, "sent_per_step": float(own.sent), "sent_mean": float(own.mean),
                 **{f"sent_along_{axis}": x for axis, x in own.along.items()}, "bytes": kept, "bytes_recomputed": again}
 
     def facts(self, is_one):
@@ -101,6 +102,7 @@ class Way(namedtuple("Way", "technique plan name")):
             yield f"  {kind}", x
             if kind in ("activations", "total"): yield "    or recomputed", said["bytes_recomputed"][kind]
         yield "  sent per step", sent_of_all(plan, technique) // plan.N
+        if technique in MUONS: yield "    by the busiest rank", math.floor(said["sent_per_step"] + 0.5)
         for axis in ("tp", "pp", "dp") if technique == "3d" else ():
             yield f"    along {axis}", math.floor(said[f"sent_along_{axis}"] + 0.5)
         if of_pipeline: yield "  activations at a time", str(slots(plan, own_rank(plan))) # of one chunk, if interleaved
@@ -144,6 +146,10 @@ def groups_of(o, plan):
         if plan.memory_bandwidth == 0: how += "; compressing takes no time here, because no --memory-bandwidth is known"
         yield Group([Way("ddp", plan, "ddp"), Way("compress", plan, f"ddp {o.method}")],
                     f"\nddp {o.method}: train_gpt2_compress, from the step on in which it compresses{how}")
+    if o.owners != "none":
+        how = "of each matrix one rank" if o.owners == "one" else "every rank"
+        yield Group([Way(name, plan, name) for name in MUONS],
+                    f"\nmuon: train_gpt2_muon, ZeRO-1 to ZeRO-3; {how} collects the momentum and orthogonalises it")
     m = f"{o.total_batch_size} tokens" if o.total_batch_size else o.accumulation or o.p or "p"
     how = "" if o.compares_cp else f"; --cp {o.how}, {o.balance}"
     cp_ways, schedules = CP_WAYS if o.compares_cp else [(o.how, o.balance)], SCHEDULES if o.compares else [o.schedule]

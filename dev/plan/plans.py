@@ -1,6 +1,6 @@
 """The options of build/plan, the run that they describe (a Plan), and the training programs' own predictions for it
 (llmc/run/predict.h). Every technique asks its program, built for the run's precision; fp16 takes bf16's sizes, except in
-train_gpt2_compress."""
+train_gpt2_compress and train_gpt2_muon."""
 import functools, math, os, re
 from collections import namedtuple
 from types import SimpleNamespace
@@ -11,16 +11,19 @@ from dev.plan.shapes import SHAPES, Shape, is_gpt2
 
 # program: of a technique; told: its options besides model and batch; shares: the axes whose ranks share a replica of the model and
 # its micro-batches. t ranks share each micro-batch in tp, c ranks its tokens in cp, and in pp micro-batches pass through p ranks. A
-# replica of 3d is p stages of t ranks; zero++ is fsdp on nodes.
+# replica of 3d is p stages of t ranks; zero++ is fsdp on nodes. muon-z shards what zero-z does.
 Technique = namedtuple("Technique", "program told shares", defaults=("", ""))
 TECHNIQUES = {
     "ddp": Technique("ddp"), **{f"zero-{z}": Technique("zero", f"zero-stage={z}") for z in (1, 2, 3)},
     "fsdp": Technique("fsdp", "sharding shard-group reduce-dtype"), "zero++": Technique("zeropp", "sharding node-ranks"),
+    **{f"muon-{z}": Technique("muon", f"zero-stage={z} owners") for z in (1, 2, 3)},
     "compress": Technique("compress", "compress bucket-mb rank"), "tp": Technique("tp", "tensor-parallel sequence-parallel", "t"),
     "pp": Technique("pp", "pipeline-parallel schedule chunks split", "p"),
     "cp": Technique("cp", "context-parallel cp cp-balance", "c"),
     "3d": Technique("3d", "mesh zero-stage sequence-parallel schedule chunks split", "tp")}
 ALWAYS = "ddp", "zero-1", "zero-2", "zero-3", "fsdp" # are shown
+MUONS = "muon-1", "muon-2", "muon-3"
+OWN_FP16 = "compress", *MUONS # what they keep or send in fp16 differs from bf16
 KINDS = ("parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors")
 METHODS = ("none", "bf16", "int8", "int4", "top-k", "sign", "powersgd")
 SCHEDULES = schedule_play.SCHEDULES
@@ -53,6 +56,7 @@ OPTIONS = [ # "With --x": they need x
     whole("shard-group", 0, 0, MAX_RANKS, "ranks that hold one replica of the model; with --sharding hybrid"),
     choice("reduce-dtype", "fp32", "fp32|model", "the precision in which fsdp's gradients are sent and added"),
     whole("node-ranks", 0, 0, MAX_RANKS, "also zero++: ranks of a node, as train_gpt2_zeropp's option of this name; 0: none"),
+    choice("owners", "none", "none|one|all", "also muon: ranks that orthogonalise a matrix, as train_gpt2_muon's option"),
     choice("compress", "none", "|".join(METHODS) + "|all", "how ddp's gradients travel; all: only a table of the methods"),
     "With --params",
     choice("master", "on", "on|off", "off: no fp32 copy of 16-bit weights"),
@@ -127,7 +131,8 @@ ONLY = { # a question, and all options that it takes
     "params": "params master precision json ranks gpu node here cluster measured memory reserve",
     "validate": "validate reserve json"}
 NEVER = {"here": "gpu node", "compute-ms": "peak-flops mfu", "total-batch-size": "accumulation", "mesh":
-         "context-parallel cp cp-balance sharding shard-group reduce-dtype node-ranks compress tensor-parallel pipeline-parallel"}
+         "context-parallel cp cp-balance sharding shard-group reduce-dtype node-ranks owners compress tensor-parallel"
+         " pipeline-parallel"}
 
 
 def check(o):
@@ -301,20 +306,24 @@ def answer_of(plan, name, words=None):
     model = f"d{c.L}" if c.T == plan.T else f"gpt2 --layers {c.L}" # gpt2 brings its positions with it
     recompute = "block" if plan.again else "none"
     words = words or f"--total-batch-size {tokens} --recompute {recompute} {' '.join(told(plan, name))}"
-    return ask_program(TECHNIQUES[name].program, "bf16" if plan.precision == "fp16" and name != "compress" else plan.precision,
+    return ask_program(TECHNIQUES[name].program, "bf16" if plan.precision == "fp16" and name not in OWN_FP16 else plan.precision,
                        f"--predict {plan.N} --predict-device {device} --model {model} --channels {c.C} --heads {c.NH}"
                        f" --vocab-size {c.V} --seq-len {plan.T} --batch-size {plan.B} {words}")
 
 
 # ---- their answers ----
 # memory: bytes of a rank by kind, without kinds of 0 bytes; of the layers' workspace only wte's fp32 sums count. total: their sum.
-# sent: bytes that the rank sends in a step; along: in 3d, by axis.
-Bytes = namedtuple("Bytes", "memory total sent along")
+# sent: bytes that the rank sends in a step, in muon the rank that sends most; mean: of all ranks; along: in 3d, by axis.
+Bytes = namedtuple("Bytes", "memory total sent mean along")
 
 
 def all_ranks(plan, name):
-    """Bytes of a rank of each pipeline stage."""
-    return [Bytes(rank["bytes"], sum(rank["bytes"].values()), rank["sent"], rank.get("sent_along", {}))
+    """Bytes of a rank of each pipeline stage; in muon of rank 0, which keeps most."""
+    def sent(rank):
+        if name not in MUONS: return rank["sent"], rank["sent"]
+        more, shards = answer_of(plan, name)["more"], bytes_of(plan, zero_of(name)).sent
+        return shards + more["sent_most"], shards + more["sent_mean"]
+    return [Bytes(rank["bytes"], sum(rank["bytes"].values()), *sent(rank), rank.get("sent_along", {}))
             for rank in answer_of(plan, name)["ranks"]]
 
 
@@ -328,7 +337,10 @@ def own_rank(plan, name="pp"): return extreme_rank(plan, name) if plan.rank < 0 
 def bytes_of(plan, name): return all_ranks(plan, name)[own_rank(plan, name)]
 def total_of(plan, name): return bytes_of(plan, name).total
 # Bytes that N ranks together send per step: a whole number, although one rank's share need not be.
-def sent_of_all(plan, name): return math.floor(bytes_of(plan, name).sent * plan.N + 0.5)
+def sent_of_all(plan, name): return math.floor(bytes_of(plan, name).mean * plan.N + 0.5)
+
+
+def zero_of(name): return name.replace("muon", "zero") # what shards like it
 
 
 def divides(plan, name):

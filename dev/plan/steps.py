@@ -6,12 +6,14 @@ Overlap   A timeline simulates a rank. Compute and each queue of messages do one
           replicas. Where context parallelism crosses nodes, both queues share one link and take turns.
 Compress  Gradients are packed before a message, during the backward pass, and unpacked after it. The bytes that this reads and
           writes (llmc/device/compress_api.h) are divided by --memory-bandwidth.
+Muon      When all gradients are there, pieces of matrices go to their owners. The step waits for the busiest rank's all-to-all and
+          for its Newton-Schulz, whose FLOPs are as fast as those of training: on a GPU a bound, because small products are slower.
 """
 import math
 from collections import namedtuple
 from tool import ceil_div
-from dev.plan.machines import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from dev.plan.plans import all_ranks, answer_of, copy_ranks
+from dev.plan.machines import ALL_GATHER, ALL_REDUCE, GPUS, REDUCE_SCATTER
+from dev.plan.plans import MUONS, all_ranks, answer_of, copy_ranks, zero_of
 
 
 # ---- compute ----
@@ -75,11 +77,12 @@ class Timeline:
         self.communication += part.communication
 
 
-class StepTime(namedtuple("StepTime", "compute communication exposed seconds tokens compressing bubble formula tp",
-                          defaults=(0, 0, float("nan"), 0))):
+class StepTime(namedtuple("StepTime", "compute communication exposed seconds tokens compressing bubble formula tp newton_schulz",
+                          defaults=(0, 0, float("nan"), 0, 0))):
     """Seconds, and the tokens of all ranks. compressing: compute time that packing takes. bubble: a pipeline's, without messages,
     so exposed is what messages and sums add; in cp, how much longer the busiest rank computes than the mean. formula: the bubble of
-    equal stages, NaN if there is no formula. tp: of a mesh, how long the average rank waits inside its actions."""
+    equal stages, NaN if there is no formula. tp: of a mesh, how long the average rank waits inside its actions. newton_schulz: of
+    muon, not in compute."""
     efficiency = property(lambda self: self.compute / self.seconds)
     tokens_per_s = property(lambda self: self.tokens / self.seconds)
 
@@ -330,10 +333,25 @@ def context_block(plan, w, s, t):
     return lambda: do(rest, forward), lambda: do(s.block_again - attention, forward), lambda: do(2 * rest, backward)
 
 
+# ---- muon: matrices whole at their owners ----
+def orthogonalise(plan, name, w, s, t):
+    """Returns the busiest rank's seconds of Newton-Schulz, in fp16 computed in fp32. With --owners all no update travels back."""
+    more, chip = answer_of(plan, name)["more"], plan.chip or GPUS["h100"]
+    buffer = more["message"] * plan.N / max(plan.N - 1, 1) # a reduce-scatter of it sends such a message
+    seconds = more["flops"] * s.model(plan.shape.L) / (flops_done(plan) * plan.tokens_of)
+    if plan.precision == "fp16": seconds *= chip.peak("fp16") / chip.peak("fp32")
+    t.wait(t.send(w.world_seconds(REDUCE_SCATTER, buffer, plan.N)))
+    t.now += seconds
+    if plan.owners == "one": t.wait(t.send(w.world_seconds(REDUCE_SCATTER, buffer, plan.N)))
+    return seconds
+
+
 # ---- a step of N ranks ----
 def update_seconds(plan, name):
     """Seconds of AdamW on the rank with most to update. It touches 28 bytes per parameter: in fp32 a gradient once, and a weight
-    and two moments twice; in 16 bits a gradient and a weight once, and a master copy and two moments twice."""
+    and two moments twice; in 16 bits a gradient and a weight once, and a master copy and two moments twice. Muon, with the momentum
+    on its way to the owner and back, touches about as many."""
+    name = zero_of(name)
     kept = 8 if plan.X == 4 or name == "fsdp" else 12 # bytes of a parameter's state
     seconds = touched_seconds(plan, 28)
     return seconds and seconds * max(b.memory.get("optimizer state", 0) / kept for b in all_ranks(plan, name))
@@ -351,13 +369,14 @@ def step(plan, name, w, s):
         t.wait_all()
         t.send_shared(layernorms_sum(plan, w, plan.shape.L))
     else:
-        units = units_of(plan, name, w)
-        for micro in range(plan.accumulation): micro_batch(plan, name, units, s, micro, t)
+        units = units_of(plan, zero_of(name), w)
+        for micro in range(plan.accumulation): micro_batch(plan, zero_of(name), units, s, micro, t)
     t.wait_all() # the update needs all gradients
+    newton_schulz = orthogonalise(plan, name, w, s, t) if name in MUONS else 0
     if name == "compress": t.pack(touched_seconds(plan, sum(after for _, _, after in segments_of(plan, w))))
     compute = plan.accumulation * s.model(plan.shape.L)
     uneven = max(0, t.now - t.exposed - compute) if name == "cp" else 0
     slowed = w.sm_share * (t.communication - t.exposed) # compute is slower while messages travel
     tokens = float(plan.N // shared) * plan.tokens_of * plan.accumulation
-    seconds = compute + t.packing + uneven + t.exposed + slowed + update_seconds(plan, name)
-    return StepTime(compute, t.communication, t.exposed, seconds, tokens, t.packing, uneven)
+    seconds = compute + t.packing + uneven + t.exposed + slowed + update_seconds(plan, name) + newton_schulz
+    return StepTime(compute, t.communication, t.exposed, seconds, tokens, t.packing, uneven, newton_schulz=newton_schulz)

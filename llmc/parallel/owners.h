@@ -36,6 +36,7 @@ typedef struct {
     CommPart *held, *owned; // (N) owned: held[q] of this rank's pieces goes to rank q, which sends owned[q]
     size_t most_held, most_owned; // elements of one rank's pieces, and of the matrices it orthogonalises, at most
     size_t largest;         // elements of the largest matrix
+    bool all_own;
 } Owners;
 
 // Lists the matrices of the model. q, k and v, the thirds of qkv.weight, are three: as one they would share singular
@@ -123,6 +124,7 @@ static inline void owners_init(Owners* o, GPT2Config c, Comm* dp, bool all_own) 
     o->owned = new_array(CommPart, N);
     for (int q = 0; q < N; q++) owners_init_pieces(o, c, q, all_own);
     o->largest = 4 * (size_t)c.C * (size_t)c.C;
+    o->all_own = all_own;
 }
 
 static inline void owners_free(Owners* o) {

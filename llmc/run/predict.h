@@ -7,10 +7,10 @@ started, and no device, data, tokenizer or MPI is touched, so N may be any numbe
     {"parameters":1557611200,"accumulation":1,"axes":{"tp":1,"cp":1,"pp":1,"dp":64},
      "ranks":[{"rank":0,"bytes":{...},"sent":...}]}
 
-"ranks" lists one rank of each pipeline stage, because all ranks of a stage keep and send the same. Bytes of the layers'
-workspace are only those of wte's fp32 sums, because the rest depends on libraries and threads. --predict - reads many
-questions: each line of standard input holds the options of one question, --predict N among them. Options that a run
-would refuse end the program with the same message.
+"ranks" lists one rank of each pipeline stage, because all ranks of a stage keep and send the same. With Muon rank 0
+keeps most, and "more" says what others send. Bytes of the layers' workspace are only those of wte's fp32 sums, because
+the rest depends on libraries and threads. --predict - reads many questions: each line of standard input has the options
+of one question, --predict N among them. Options that a run would refuse end the program with the same message.
 */
 #ifndef LLMC_RUN_PREDICT_H
 #define LLMC_RUN_PREDICT_H

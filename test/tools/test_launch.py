@@ -43,7 +43,7 @@ def test_two_ranks_on_this_machine_are_started_from_a_hostfile(tmp_path):
 
 
 # ---- mpiexec of another MPI ----
-@pytest.mark.parametrize("name", ["single", "ddp", *map(rest, ("zero", "fsdp", "zeropp", "tp", "pp", "3d", "cp", "compress"))])
+@pytest.mark.parametrize("name", ["single", "ddp", *map(rest, ("zero", "fsdp", "zeropp", "muon", "tp", "pp", "3d", "cp", "compress"))])
 def test_ranks_of_another_mpi_do_not_train_one_by_one(name, tmp_path):
     """MPICH's mpiexec sets these variables, which say nothing to Open MPI: each process would be a rank alone."""
     of_mpich = [{"PMI_SIZE": 2, "PMI_RANK": rank, "MPI_LOCALNRANKS": 2} for rank in range(2)]

@@ -97,6 +97,8 @@ XL --node workstation --link pcie => ^links: PCIe 4.0 x16; nodes of 4 ranks and 
 GPT2 --compress top-k => ^ddp top-k: train_gpt2_compress, from the step on ~ compressing takes no time here ~
     ^  sent per step +436 MB +70.0 MB$ ~ ^  errors +0 B +[0-9.]+ [MG]B$ ~ ^ddp top-k +ranks
 METHODS --memory-bandwidth 1e11 => ^  int8 +190 MB .* 16.55 +2.04 
+GPT2 --owners one => ^muon: train_gpt2_muon, ZeRO-1 to ZeRO-3; of each matrix one rank ~ ^bytes per rank of 8 +muon-1 +muon-2 +muon-3$ ~
+    ^  sent per step +473 MB .* ~ ^    by the busiest rank +478 MB ~ ^  muon-3 +yes ~ ^muon-1  ranks +compute ms +Newton-Schulz
 --help => ^Model and batch:$ ~ ^Links:$ ~ ^With --mesh:$
 --mesh all --model gpt2 --node workstation --ranks 8 => RTX 4090 ~ ^dp=8,tp=1,pp=1 zero 1 .* dp [0-9]+ % +zero$
 --mesh all --model llama3-405b --gpu h100 --ranks 8 => of which 0 fit; ~ ^bytes are estimated .*no program of this course
@@ -185,6 +187,7 @@ def test_json_has_what_the_tables_have():
 --total-batch-size 1000 => 1000 is no multiple of --seq-len 128
 --link ethernet => ethernet.*nvlink5, nvlink, .*10gbit or a file
 --ranks-per-node 0 --nics 3 => nics is for --ranks-per-node
+--mesh dp=8 --owners one => owners cannot be used with --mesh
 --mesh dp=8 --sharding grad-op => sharding cannot be used with --mesh
 PP4 --accumulation 5000 => accumulation 5000: a pipeline is played with 4096
 --model gpt2 --split 9,3 => split is for --pipeline-parallel or --mesh
@@ -253,12 +256,13 @@ def both(name, options, batch, copies, micro, ranks, precision="fp32", column=No
     of_run = "--compress-from 0 --recompute none --steps 2" if name == "compress" else "--steps 1"
     run = trained(name, f"{MODEL} {options} --batch-size {batch} --total-batch-size {24 * batch * copies * micro}", RUN, of_run,
                   ranks=ranks, precision=precision)
-    planned = ways(*re.sub("--zero-stage [123]" if name == "zero" else "$", "", f"{MODEL} {options}").split(),
+    planned = ways(*re.sub("--zero-stage [123]" if name in ("zero", "muon") else "$", "", f"{MODEL} {options}").split(),
                    f"--batch-size {batch} --accumulation {micro} --vocab-size 257 --device cpu --precision {precision} --ranks {ranks}")
     way, predicted, again = planned[column], run.about["predicted_bytes"], "--recompute block" in options
     for kind in KINDS: assert predicted.get(kind, 0) == way["bytes_recomputed" if again else "bytes"][kind], kind
-    if "zigzag" in options: # plan has a rank that sends most, and rank 0 sends less
-        assert_rounds_to(re.search(r"^sent a step by rank 1, most .*\n +bytes +[0-9.]+ kB +([0-9.]+ kB)", run.out, re.M)[1],
+    if "zigzag" in options or name == "muon": # plan has a rank that sends most, and rank 0 sends less
+        by = "per rank and step" if "--owners all" in options else "a step by rank 1, most" # all round to the same MB
+        assert_rounds_to(re.search(rf"^sent {by} .*\n +bytes +[0-9.]+ [kM]B +([0-9.]+ [kM]B)", run.out, re.M)[1],
                          way["sent_per_step"], "sent")
     else: assert abs(run.about["predicted_comm_bytes"] - way["sent_per_step"]) < 1, (run.about, way)
     assert "than predicted" not in run.out, run
@@ -276,6 +280,8 @@ ROWS = "--tensor-parallel 2 --sequence-parallel"
     ("bf16 fsdp", "fsdp", 2, 1, 2, "--sharding grad-op --reduce-dtype model"), ("bf16 ddp", "ddp", 2, 1, 1, ""),
     ("bf16 zero", "zero-3", 2, 1, 1, "--zero-stage 3"), ("zeropp", "zero++", 4, 1, 2, "--node-ranks 2"),
     rest("bf16 zeropp", "zero++", 2, 1, 1, "--node-ranks 1"),
+    ("muon", "muon-1", 3, 1, 1, "--owners one"), rest("muon", "muon-3", 3, 1, 2, "--owners all --zero-stage 3 --recompute block"),
+    *[rest(f"{precision} muon", "muon-2", 3, 1, 1, "--owners one --zero-stage 2") for precision in ("bf16", "fp16")],
     ("tp", "tp 4", 4, 4, 2, "--tensor-parallel 4 --recompute block"), ("tp", "tp 2", 4, 2, 2, ROWS),
     rest("bf16 tp", "tp 2", 4, 2, 1, ROWS),
     rest("tp", "tp 2", 2, 2, 1, f"{ROWS} --recompute block"), rest("tp", "tp 2", 4, 2, 1, "--tensor-parallel 2"),
@@ -335,6 +341,58 @@ def test_bytes_by_kind_and_axis_are_train_gpt2_3ds(dp, tp, pp, micro, options, p
     for axis, sent in run.about["predicted_comm_bytes_along"].items():
         assert abs(sent - planned["stage 0"].get(f"sent_along_{axis}", 0)) < 0.51
     if pp > 1: assert_same_totals(run, planned, {f"stage {q}": q * tp for q in range(pp)}, options)
+
+
+# ---- muon, whose ranks differ ----
+def muon_ranks(L, T, N, is_all):
+    """By hand, of d<L>: elements of a shard of every unit. And of each rank: elements of its pieces of matrices, of the matrices
+    that it owns, of what AdamW updates, of what it sends and receives on the way to owners; FLOPs."""
+    C, own, matrices, updated = 64 * L, 0, [], [0] * N
+    block = [(6 * C, [C * C] * 4), (7 * C, [4 * C * C] * 2)] # the vectors in front, and the matrices
+    def shared(begin, end, shard): return [max(0, min(end, (q + 1) * shard) - max(begin, q * shard)) for q in range(N)]
+    for begin, sizes in [((384 + T + 2) * C, []), *block * L]:
+        shard = -(-(begin + sum(sizes)) // (16 * N)) * 16
+        own, updated = own + shard, [x + y for x, y in zip(updated, shared(0, begin, shard))]
+        for n in sizes:
+            matrices.append((30 * C**3 if n == C * C else 90 * C**3, n, shared(begin, begin + n, shard)))
+            begin += n
+    flops, held, owned, there, here = ([0] * N for _ in range(5))
+    for cost, n, parts in sorted(matrices, key=lambda m: -m[0]):
+        first = flops.index(min(flops))
+        for q in range(N):
+            owns = is_all or q == first
+            held[q] += parts[q]
+            there[q] += parts[q] * (N - 1 if is_all else 1 - owns)
+            if owns: flops[q], owned[q], here[q] = flops[q] + cost, owned[q] + n, here[q] + n - parts[q]
+    return own, list(zip(held, owned, updated, there, here, flops))
+
+
+PRECISIONS = {"fp32": (4, 4), "bf16": (2, 2), "fp16": (2, 4)} # bytes of a weight, and of an element of a piece
+
+
+@pytest.mark.parametrize("L, N, owners, precision", [
+    *[(4, N, "one", "fp32") for N in (1, 2, 3, 4, 8)], (4, 3, "all", "fp32"), (6, 8, "one", "bf16"), (4, 30, "one", "fp16"),
+    *[rest(L, N, owners, precision) for L in (4, 6) for N in (1, 2, 3, 4, 8) for owners in ("one", "all")
+      for precision in PRECISIONS]], ids=short)
+def test_bytes_of_muon_are_those_of_its_fullest_and_busiest_ranks(L, N, owners, precision):
+    model = f"--model d{L} --seq-len 64 --batch-size 1 --vocab-size 257"
+    planned = ways(f"{model} --device cpu --precision {precision} --ranks {N} --owners {owners}")
+    (own, ranks), (X, Y) = muon_ranks(L, 64, N, owners == "all"), PRECISIONS[precision]
+    held, owned, updated, there, here, flops = zip(*ranks)
+    scratch = max(held) + max(owned) + 14 * (64 * L) ** 2 + 8 # (4C,C) of one matrix, and its work: 8C^2 and 2C^2
+    sent = [x + (y if owners == "one" else 0) for x, y in zip(there, here)]
+    for z in (1, 2, 3):
+        way, zero = planned[f"muon-{z}"], planned[f"zero-{z}"]
+        assert way["bytes"] == zero["bytes"] | {
+            "parameters": X * own * (1 if z == 3 else N), "gradients": X * own * (1 if z > 1 else N),
+            "optimizer state": (4 if X == 4 else 8) * own + 4 * max(updated),
+            "communication": zero["bytes"]["communication"] + Y * scratch,
+            "total": zero["bytes"]["total"] + Y * scratch - 4 * (own - max(updated))}
+        for key, n in ("sent_per_step", max(sent)), ("sent_mean", sum(sent) / N):
+            assert way[key] == pytest.approx(zero["sent_per_step"] + Y * n, abs=0.11)
+    said = succeeds(f"build/predict/train_gpt2_muon.{precision} --predict {N} --owners {owners}", model)
+    more = json.loads(said.out)["more"]
+    assert (more["flops"], more["message"]) == (max(flops), Y * max(there + here))
 
 
 # ---- this machine, and the search ----

@@ -166,6 +166,7 @@ def tensor(forward, rows=False, again=False): return UnitSeconds(2 * forward, 2 
 
 
 DW = 12 * 768.0 / (12 * 768 + 13 + 1024) # of all matrices, of a forward pass
+MUON = 9 * 2 * 300 * 768**3 / (4096 * 6 * (2 * (12 * 768 + 13 + 1024) + 50257 + 1024 + 2) * 768) # of two blocks, as 9 s of training
 LASTING = UnitSeconds(1000, 2000, 10)
 HYBRID = {"sharding": "hybrid", "shard_group": 2}
 TWO = {"p": 2, "split": "1,1"}
@@ -183,6 +184,10 @@ ONCE = {"t": 2, "N": 2, "L": 1}
     hand("zero-1", {}, compute=9, communication=10, seconds=14.8),
     hand("zero-1", {"accumulation": 2}, compute=18, communication=10, seconds=23.8),
     hand("zero-2", {"accumulation": 2}, compute=18, communication=15, seconds=23.8),
+    # pieces travel to owners in 1 s after the last gradients, and back in another after Newton-Schulz
+    hand("muon-1", {"owners": "one"}, compute=9, communication=12, exposed=7.8, newton_schulz=MUON / 2, seconds=16.8 + MUON / 2),
+    hand("muon-2", {"owners": "all", "accumulation": 2}, compute=18, communication=16, newton_schulz=MUON, seconds=24.8 + MUON),
+    hand("muon-1", {"owners": "one", "precision": "fp16"}, newton_schulz=MUON / 2 * 989 / 67),
     # gathers are not issued ahead, and queue behind reductions: nothing is hidden
     hand("zero-3", {"accumulation": 2}, compute=18, communication=30, seconds=48),
     # root 0-1, kept for the whole step, block 1 1-2, compute from 2 on; from then on, each unit arrives before compute needs it. In
@@ -234,7 +239,7 @@ ONCE = {"t": 2, "N": 2, "L": 1}
 def test_steps_that_can_be_drawn_by_hand(name, changes, s, w, found):
     t = timed(name, plan_of("gpt2", **{"N": 2, "L": 2} | changes), w, s)
     assert [getattr(t, key) for key in found] == near([*found.values()], absolute=1e-9)
-    assert t.exposed == near(t.seconds - t.compute - t.bubble) and t.efficiency == t.compute / t.seconds
+    assert t.exposed == near(t.seconds - t.compute - t.bubble - t.newton_schulz) and t.efficiency == t.compute / t.seconds
 
 
 def test_units_are_halves_or_blocks_and_those_of_nodes_are_packed():
