@@ -34,11 +34,10 @@ TEST(longest_first_leaves_the_busiest_rank_the_known_share_of_the_mean) {
 }
 
 TEST(each_matrix_of_a_block_is_listed_once_and_q_k_and_v_are_three) {
-    enum { C = 8, L = 3, U = 6*C, M = 9*C }; // 1-D elements of attention and MLP
+    enum { C = 8, L = 3, U = 6*C }; // elements of 1-D tensors in front of the matrices of attention
     static const struct { int half, rows, cols; size_t begin; } block[] = {
         { 0, C, C, U }, { 0, C, C, U + C*C }, { 0, C, C, U + 2*C*C }, { 0, C, C, U + 3*C*C },
         { 1, 4*C, C, 7*C }, { 1, C, 4*C, 7*C + 4*C*C } };
-    (void)M;
     FREED_BY(owners_free) Owners o;
     owners_of(&o, model(L, C), 5, 2, false);
     assert_int_equal(o.count, 6 * L);
