@@ -28,8 +28,8 @@ def test_20_steps_have_the_losses_norms_and_weights_of_pytorchs_muon(ranks, stag
     for field in "loss", "grad_norm", "param_norm": assert_close(Stored("muon/pytorch_fp32"), run, only=field)
 
 
-# A fortieth of bf16's roundoff (2^-8) more than other programs have, because Newton-Schulz amplifies it.
-@pytest.mark.parametrize("precision, loss, grad_norm", [("bf16", 1e-3, 6e-3), rest("fp16", 1.2e-4, 5e-4)])
+# The bounds of test_single.py.
+@pytest.mark.parametrize("precision, loss, grad_norm", [("bf16", 1e-3, 4e-3), rest("fp16", 1.2e-4, 5e-4)])
 def test_16_bits_have_the_losses_and_gradient_norms_of_pytorchs_within_their_roundoff(precision, loss, grad_norm):
     run = pytorchs(2, precision=precision)
     assert_close(Stored("muon/pytorch_fp64"), run, rtol=loss, atol=0, only="loss")
@@ -107,11 +107,11 @@ class Spread:
 
 
 def expected_bytes(zeros, spread, q, X=4, every=False):
-    """ZeRO's, but for each element of a matrix only one moment; and room for the pieces, a matrix, and two more with two squares."""
-    masters = 0 if X == 4 else 4
-    owned = sum(spread.held) if every else spread.owned[q]
-    return zeros | {"optimizer state": (4 + masters) * spread.own + 4 * spread.adamw[q],
-                    "workspace": zeros["workspace"] + X * (spread.held[q] + owned + 4 * C**2 + 2 * 5 * C**2 + 8)}
+    """ZeRO's, but for each element of a matrix only one moment. And room for the most pieces that a rank holds and owns, for one
+    matrix, and for two more with two squares."""
+    most = max(spread.held) + (sum(spread.held) if every else max(spread.owned))
+    return zeros | {"optimizer state": (4 if X == 4 else 8) * spread.own + 4 * spread.adamw[q],
+                    "communication": zeros["communication"] + X * (most + 4 * C**2 + 2 * 5 * C**2 + 8)}
 
 
 def shown(n):
@@ -156,9 +156,10 @@ def test_the_fullest_rank_takes_as_much_as_the_formula_says(ranks, every):
 def test_the_log_has_the_matrices_of_each_rank_and_the_load_of_the_busiest(blocks, ranks, who):
     spread = Spread(ranks, blocks)
     matrices, load = ([6 * blocks] * ranks, [10 * blocks] * ranks) if who == "all" else (spread.matrices, spread.load)
+    listed = ", ".join(f"rank {q}: {matrices[q]} ({load[q] * 30 * 16**3 / 1e9:.3g})" for q in range(ranks))
     out = muon(ranks, "--model", f"d{blocks}", "--check-every 1 --deterministic --zero-stage 1 --owners", who).out
-    assert (f"\nowners     {6 * blocks} matrices, {min(matrices)} to {max(matrices)} per rank; Newton-Schulz on the busiest rank "
-            f"{max(load) * 30 * 16**3 / 1e9:.3g} GFLOPs per step, {max(load) * ranks / sum(load):.3f} of the mean\n") in out, out
+    assert (f"\nowners     matrices (GFLOPs of Newton-Schulz per step) {listed}; the busiest has "
+            f"{max(load) * ranks / sum(load):.3f} of the mean\n") in out, out
 
 
 # ---- Newton-Schulz ignores the size of a gradient ----
