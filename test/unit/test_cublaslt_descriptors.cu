@@ -44,14 +44,14 @@ static void check(const char* layer, ProductShape shape, bool bias, bool aux, Ma
 int main(void) {
     const int N = 8, C = 16, OC = 24;
     const Matrix out = { OC, N }, inp = { C, N }, w = { C, OC }; // row-major (N,OC), (N,C), (OC,C)
-    check("out = inp w^T", { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0 }, false, false, w, inp, out);
-    check("out = inp w^T + bias", { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_BIAS, 0, 0, 0 }, true, false, w, inp, out);
-    check("out = gelu(inp w^T + bias)", { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 0, 0 }, true, true, w, inp, out);
-    check("dinp = dout w", { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0 }, false, false, w, out, inp);
-    check("dinp = dout w * gelu'", { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DGELU, 0, 0, 0 }, false, true, w, out, inp);
-    check("dw = dout^T inp, in fp32", { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_DEFAULT, 1, 0, 0 }, false, false, inp, out, w);
-    check("dw = dout^T inp, dbias", { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_BGRADB, 0, 0, 0 }, true, false, inp, out, w);
-    check("the same beside a sum", { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_BGRADB, 0, 0, 116 }, true, false, inp, out, w);
+    check("out = inp w^T", { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0, 0 }, false, false, w, inp, out);
+    check("out = inp w^T + bias", { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_BIAS, 0, 0, 0, 0 }, true, false, w, inp, out);
+    check("out = gelu(inp w^T + bias)", { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 0, 0, 0 }, true, true, w, inp, out);
+    check("dinp = dout w", { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0, 0 }, false, false, w, out, inp);
+    check("dinp = dout w * gelu'", { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DGELU, 0, 0, 0, 0 }, false, true, w, out, inp);
+    check("dw = dout^T inp, in fp32", { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_DEFAULT, 1, 0, 0, 0 }, false, false, inp, out, w);
+    check("dw = dout^T inp, dbias", { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_BGRADB, 0, 0, 0, 0 }, true, false, inp, out, w);
+    check("the same beside a sum", { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_BGRADB, 0, 0, 0, 116 }, true, false, inp, out, w);
     cublasLtMatmulPreference_t preference;
     cublas_check(cublasLtMatmulPreferenceCreate(&preference), "a preference");
     preference_set_all(preference, 16);

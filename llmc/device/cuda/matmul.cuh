@@ -43,9 +43,11 @@ constexpr int SUM_PROCESSORS = 16;
 
 // D (m,n) = op(A) op(B), column-major: A (m,k), or (k,m) where a_transposed; B (k,n), or (n,k) where b_transposed.
 // All ints, so that two shapes can be compared as memory.
-// d_fp32: D is not floatX. processors: for how many multiprocessors an algorithm is chosen; 0: all. This and alignment
-// are found out by matmul_plan.
-typedef struct { int a_transposed, b_transposed, m, n, k, epilogue, d_fp32, alignment, processors; } ProductShape;
+// d_fp32: D is not floatX. newton_schulz: A, B and D are floatNS, and every rank must get equal bits. processors: for
+// how many multiprocessors an algorithm is chosen; 0: all. This and alignment are found out by matmul_plan.
+typedef struct {
+    int a_transposed, b_transposed, m, n, k, epilogue, d_fp32, newton_schulz, alignment, processors;
+} ProductShape;
 typedef struct {
     const char* layer;    // for messages
     ProductShape shape;
@@ -91,10 +93,9 @@ static inline void plan_set_pointers(MatmulPlan* plan, Product p) {
 }
 
 static inline void plan_describe(MatmulPlan* plan, Product p) {
-    const cudaDataType_t type = FLOATX_DTYPE == DTYPE_F32    ? CUDA_R_32F
-                                : FLOATX_DTYPE == DTYPE_BF16 ? CUDA_R_16BF
-                                                             : CUDA_R_16F;
     ProductShape s = p.shape;
+    DType dtype = s.newton_schulz ? FLOATNS_DTYPE : FLOATX_DTYPE;
+    const cudaDataType_t type = dtype == DTYPE_F32 ? CUDA_R_32F : dtype == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
     cublas_check(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), p.layer);
     plan_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, s.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     plan_set(plan, CUBLASLT_MATMUL_DESC_TRANSB, s.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -174,7 +175,7 @@ static inline int product_alignment(Product p) {
 static inline MatmulPlan* matmul_plan(Product p) {
     MatmulPlan *oldest = NULL, *found = NULL;
     p.shape.alignment = product_alignment(p);
-    p.shape.processors = cuda_matmul.processors;
+    p.shape.processors = p.shape.newton_schulz ? 0 : cuda_matmul.processors;
     for (MatmulPlan* plan = cuda_matmul.plans; plan < cuda_matmul.plans + MATMUL_PLANS && found == NULL; plan++) {
         if (plan->last_use > 0 && memcmp(&plan->shape, &p.shape, sizeof p.shape) == 0) found = plan;
         if (!plan->timed && (oldest == NULL || plan->last_use < oldest->last_use)) oldest = plan;
@@ -282,8 +283,9 @@ static inline void plan_choose(MatmulPlan* plan, Product p) {
 
 static inline void product(Product p) {
     MatmulPlan* plan = matmul_plan(p);
-    bool may_repeat = p.beta == 0; // the output is not also an input
-    if (may_repeat && cuda_matmul.tries && !plan->timed) plan_choose(plan, p);
+    bool may_repeat = p.beta == 0;            // the output is not also an input
+    bool may_differ = !p.shape.newton_schulz; // from the choice of another rank
+    if (may_repeat && may_differ && cuda_matmul.tries && !plan->timed) plan_choose(plan, p);
     if (plan->chosen < 0) plan = matmul_plan(product_alone(p));
     cublas_check(product_by(p, plan, plan->chosen), p.layer);
 }
@@ -319,23 +321,23 @@ static inline void matmul_free(void) {
 // out^T (OC,N) = w (OC,C) inp^T (C,N) + bias along OC
 void matmul_forward(floatX* out, const floatX* inp, const floatX* w, const floatX* bias, int N, int C, int OC) {
     int epilogue = bias != NULL ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    product({ "matmul_forward", { 1, 0, OC, N, C, epilogue, 0, 0, 0 }, out, w, inp, (floatX*)bias, NULL, 0 });
+    product({ "matmul_forward", { 1, 0, OC, N, C, epilogue, 0, 0, 0, 0 }, out, w, inp, (floatX*)bias, NULL, 0 });
 }
 // pre^T = w inp^T + bias, out = gelu(pre)
 void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* inp, const floatX* w, const floatX* bias, int N, int C,
                          int OC) {
-    ProductShape shape = { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 0, 0 };
+    ProductShape shape = { 1, 0, OC, N, C, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0, 0, 0, 0 };
     product({ "matmul_gelu_forward", shape, out, w, inp, (floatX*)bias, pre, 0 });
 }
 // forward: out = inp w^T, so dinp^T (C,N) = w^T (C,OC) dout^T (OC,N)
 void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* w, int N, int C, int OC) {
-    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0 };
+    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0, 0 };
     product({ "matmul_backward_input", shape, dinp, w, dout, NULL, NULL, 0 });
 }
 // forward: out = gelu(pre) w^T, so dpre^T = w^T dout^T * gelu'(pre)^T
 void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* w, const floatX* pre, int N, int C,
                                 int OC) {
-    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DGELU, 0, 0, 0 };
+    ProductShape shape = { 0, 0, C, N, OC, CUBLASLT_EPILOGUE_DGELU, 0, 0, 0, 0 };
     product({ "matmul_gelu_backward_input", shape, dinp, w, dout, NULL, (floatX*)pre, 0 });
 }
 // forward: out = inp w^T + bias, so dw^T (C,OC) = inp^T (C,N) dout (N,OC), dbias = the sums of dout over N. The
@@ -346,7 +348,7 @@ void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const
                             GradMode mode) {
     bool in_epilogue = dbias != NULL && !cuda_layers.deterministic;
     ProductShape shape = {
-        0, 1, C, OC, N, in_epilogue ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0
+        0, 1, C, OC, N, in_epilogue ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0, 0
     };
     floatX* sums = mode == GRAD_ADD ? cuda_layers.bias_sums : dbias;
     product({ "matmul_backward_weight", shape, dw, inp, dout, in_epilogue ? sums : NULL, NULL,
@@ -356,7 +358,7 @@ void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const
 }
 void matmul_backward_weight_fp32(float* dw, const floatX* dout, const floatX* inp, int N, int C, int OC,
                                  GradMode mode) {
-    ProductShape shape = { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_DEFAULT, NEEDS_MASTER, 0, 0 };
+    ProductShape shape = { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_DEFAULT, NEEDS_MASTER, 0, 0, 0 };
     product({ "matmul_backward_weight", shape, dw, inp, dout, NULL, NULL, mode == GRAD_ADD ? 1.0f : 0.0f });
 }
 void matmul_backward_weight_chunk(floatX* dw, const floatX* dout, const floatX* inp, int row, int n, int N, int C,
