@@ -3,15 +3,14 @@
 
     python3 test/reference/muon_reference.py     # seconds; tokens.bin is the one that make_reference.py wrote
 
-q, k and v are three matrices, and the learning rate is AdamW's times 0.2 sqrt(max(rows, cols)). torch.optim.Muon rounds every matrix
-to bf16 before it orthogonalises it, which alone moves the final weights by 0.4 to 0.8 % of the way that they have come. So the same
-lines run here in the precision of the weights. """
+q, k and v are three matrices, and the learning rate is AdamW's times 0.2 sqrt(max(rows, cols)). torch.optim.Muon rounds every
+matrix to bf16 before it orthogonalises it, whatever the precision of the weights. So the same lines run here without that. """
 import os
 
 import torch
 
-from make_reference import HERE, RUN, finish_step, initial_model, batch_of, our_tensors, read_tokens, sequence_order, write_metrics, \
-    write_safetensors
+from make_reference import (HERE, RUN, batch_of, finish_step, initial_model, our_tensors, read_tokens, sequence_order, write_metrics,
+                            write_safetensors)
 
 FOLDER = os.path.join(HERE, "muon")
 
@@ -40,8 +39,9 @@ class MuonAndAdamW:
         self.muon = torch.optim.Muon([view for *_, view in self.views], lr=0.0, weight_decay=r["weight_decay"], momentum=0.95,
                                      nesterov=True, adjust_lr_fn="match_rms_adamw")
         others = [p for name, p in model.named_parameters() if name not in blocks]
-        self.adamw = torch.optim.AdamW([{"params": [p for p in others if p.dim() == dim], "weight_decay": decay}
-                                        for dim, decay in ((2, r["weight_decay"]), (1, 0.0))], lr=0.0, betas=r["betas"], eps=r["eps"])
+        groups = [{"params": [p for p in others if p.dim() == dim], "weight_decay": decay}
+                  for dim, decay in ((2, r["weight_decay"]), (1, 0.0))]
+        self.adamw = torch.optim.AdamW(groups, lr=0.0, betas=r["betas"], eps=r["eps"])
         self.param_groups = self.muon.param_groups + self.adamw.param_groups
 
     def step(self):
@@ -68,7 +68,7 @@ def main():
         model = initial_model(dtype)
         run = {"program": f"PyTorch {torch.__version__}", "precision": name, **RUN}
         write_metrics(os.path.join(FOLDER, f"pytorch_{name}.jsonl"), run, train(model, tokens, sequence_order(len(tokens))))
-        write_safetensors(os.path.join(FOLDER, f"pytorch_{name}.safetensors"), our_tensors(model))
+    write_safetensors(os.path.join(FOLDER, "pytorch_fp64.safetensors"), our_tensors(model))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// test_owners.c - whole matrices in elementwise shards (llmc/parallel/owners.h): who orthogonalises which, and which elements travel.
+// test_owners.c - whole matrices in elementwise shards (llmc/parallel/owners.h): who orthogonalises which, and what is sent.
 #include "../../llmc/parallel/owners.h"
 #include "unit.h"
 
