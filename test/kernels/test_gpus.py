@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.rest, pytest.mark.gpu, missing("cublasLt", "cudnn", "n
 OF_PROGRAM = {
     "ddp": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 128 --steps 2 --bucket-mb 0.01",
     "zero": "--model d3 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 3",
+    "muon": "--model d3 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 3",
     "fsdp": "--model d3 --seq-len 8 --batch-size 1 --steps 2",
     "zeropp": "--model d3 --seq-len 8 --batch-size 1 --total-batch-size 64 --steps 2",
     "tp": "--model d2 --seq-len 16 --batch-size 2 --total-batch-size 64 --steps 2",
@@ -56,6 +57,9 @@ NUMBERS = [
     ("ddp", "mpi", 4, "", ORDERED), ("ddp", "nccl", 4, "", ORDERED),
     ("zero", "mpi", 2, "", "--zero-stage 3"), ("zero", "nccl", 2, "", "--zero-stage 2"),
     ("zero", "mpi", 2, FOUR, "--zero-stage 3 S"), ("zero", "nccl", 2, FOUR, "--zero-stage 2 S"),
+    ("muon", "nccl", 2, "", ""), ("muon", "mpi", 2, "", "--zero-stage 2 S"), ("muon", "mpi", 3, "--total-batch-size 96", ""),
+    ("muon", "nccl", 3, "--total-batch-size 192", "--zero-stage 3 S"),
+    ("muon", "nccl", 3, "--total-batch-size 96 --owners all", "U"),
     ("fsdp", "nccl", 2, "--total-batch-size 32", "--wrap-halves"),
     ("fsdp", "mpi", 2, "--total-batch-size 32", "--wrap-blocks 2 --cpu-offload all --no-forward-prefetch"),
     ("fsdp", "nccl", 4, "--sharding hybrid --shard-group 2", "--prefetch backward-pre U"),
@@ -83,7 +87,8 @@ NUMBERS = [
     ("3d", "nccl", 8, mesh(2, 2, 2), f"--zero-stage 1 {SEQUENCE}"), ("3d", "nccl", 4, f"{mesh(1, 2, 2)} {EVALUATES}", SEQUENCE),
     # one rank, with which NCCL can be tried on one GPU
     *((name, "nccl", 1, one, f"{ALONE} {only}") for name, one, only in [
-        ("ddp", "", ""), ("fsdp", "", ""), ("zero", "", "--zero-stage 3"), ("tp", "--tensor-parallel 1", SEQUENCE),
+        ("ddp", "", ""), ("fsdp", "", ""), ("zero", "", "--zero-stage 3"), ("muon", "", ""),
+        ("tp", "--tensor-parallel 1", SEQUENCE),
         ("pp", "--pipeline-parallel 1", GPIPE),
         ("cp", "--context-parallel 1", RING), ("3d", mesh(1, 1, 1), "--zero-stage 1")])]
 
@@ -191,6 +196,7 @@ def test_zero_has_the_bits_of_ddp(comm, ranks, options):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name, ranks, options, other", [
     ("ddp", 2, "", ""), ("ddp", 2, "", NAIVE), ("ddp", 4, "", ""), ("fsdp", 2, "", ""), ("zeropp", 4, NODES, ""), ("tp", 2, "", ""),
+    ("muon", 3, "--total-batch-size 96", ""),
     ("pp", 2, "", CHUNKS),
     ("cp", 4, f"{RING} {BALANCED}", ""), ("cp", 4, f"{GATHER} {GROUPS}", ""), ("cp", 2, "", NAIVE),
     ("3d", 4, mesh(2, 2, 1), "--zero-stage 1"), ("compress", 3, "--compress int4 --compress-from 1 --total-batch-size 96", "")])
@@ -210,6 +216,7 @@ SAME = [ # program, ranks, options of all runs, options of each, precision
     ("3d", 2, "", [BY_DDP, mesh(2, 1, 1), f"{mesh(2, 1, 1)} --zero-stage 1"], "fp32"),
     ("3d", 4, mesh(2, 1, 2), ["", "--zero-stage 1", f"{DELAYED} --zero-stage 1", f"{GPIPE} {AGAIN} --no-overlap", CHUNKS], "bf16"),
     ("zero", 2, "", [BY_DDP, "--zero-stage 1", "--zero-stage 2", "--zero-stage 3"], "bf16"),
+    ("muon", 3, "--total-batch-size 96", ["", "--owners all", "--zero-stage 3"], "bf16"),
     ("compress", 2, "", [BY_DDP, "--compress none"], "bf16"),
     ("compress", 3, "--total-batch-size 96 --compress powersgd --compress-from 1", ["", ""], "fp16")] # again, with another seed
 
@@ -303,6 +310,7 @@ def test_a_run_continues_with_the_errors_and_q_it_had(method, tmp_path):
     ("3d", "nccl", 4, mesh(1, 2, 2), CHUNKS), ("3d", "mpi", 4, mesh(2, 2, 1), f"{SEQUENCE} S"),
     ("cp", "nccl", 4, f"{RING} {BALANCED}", ""), ("cp", "mpi", 2, GATHER, "S"), ("cp", "nccl", 2, "", "--attention own"),
     ("3d", "nccl", 4, f"{mesh(1, 4, 1)} {ODD}", ""), ("zeropp", "nccl", 4, NODES, ""),
+    ("muon", "nccl", 3, "--total-batch-size 96", ""),
     ("compress", "nccl", 2, "--compress int8 --error-feedback", ""),
     ("compress", "nccl", 2, "--compress powersgd --compress-from 1 --rank 2", "")])
 def test_in_bf16_losses_and_norms_are_near_the_cpus(name, comm, ranks, both, only):
@@ -404,7 +412,7 @@ INT4, TOP_K = "--compress int4 --compress-from 0", "--compress top-k --top-k-fra
     ("zeropp", 3, "--node-ranks 1"), ("zeropp", 4, NODES), ("zeropp", 4, f"--node-ranks 1 --quantise-gradients int8 {ORDERED}"),
     ("ddp", 3, ""), ("ddp", 4, f"--bucket-mb 0.1 {ORDERED}"), ("ddp", 4, "--bucket-mb 0.1 --allreduce ring"),
     ("ddp", 3, "--bucket-mb 0.01"),
-    ("zero", 3, "--zero-stage 2"), ("zero", 3, f"--zero-stage 3 {ORDERED}"), ("fsdp", 3, ""),
+    ("zero", 3, "--zero-stage 2"), ("zero", 3, f"--zero-stage 3 {ORDERED}"), ("muon", 3, ""), ("fsdp", 3, ""),
     ("fsdp", 4, f"--sharding hybrid --shard-group 2 {ORDERED}"),
     ("tp", 3, ""), ("tp", 3, f"{SEQUENCE} {ORDERED}"), ("pp", 3, "--layers 3"), ("pp", 4, f"{STAGES} {ORDERED}"),
     ("cp", 3, ""), ("cp", 3, f"{GATHER} {ORDERED}"), ("cp", 3, f"{RING} {BALANCED}"),
@@ -436,7 +444,7 @@ def waits(name, options=""):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name, options", [
-    ("zeropp", "--node-ranks 1"), ("tp", ""), ("tp", f"{SEQUENCE} {AGAIN} --total-batch-size 96"),
+    ("zeropp", "--node-ranks 1"), ("muon", ""), ("tp", ""), ("tp", f"{SEQUENCE} {AGAIN} --total-batch-size 96"),
     ("pp", f"{DELAYED} --total-batch-size 256"), ("pp", f"{CHUNKS} {AGAIN}"),
     ("3d", "--mesh dp=2 --zero-stage 1"), ("3d", "--mesh tp=2 --no-overlap"), ("3d", f"--mesh pp=2 {DELAYED}"),
     ("cp", ""), ("cp", GATHER), ("cp", f"{RING} {BALANCED}"),

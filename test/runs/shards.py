@@ -105,7 +105,8 @@ MICRO_BATCHES = {"pp": 4, "3d": 4, "compress": 2}
 PROGRAMS = { # the program, on so many ranks unless a test says otherwise, its options
     "single": ("single", 1, ""), "ddp": ("ddp", 3, ""), "zero1": ("zero", 8, "--zero-stage 1"),
     "zero2": ("zero", 2, "--zero-stage 2"),
-    "zero3": ("zero", 4, "--zero-stage 3"), "full": ("fsdp", 3, "--wrap-blocks 2"), "model": ("fsdp", 3, "--wrap-blocks 0"),
+    "zero3": ("zero", 4, "--zero-stage 3"), "muon1": ("muon", 3, ""), "muon3": ("muon", 4, "--zero-stage 3"),
+    "full": ("fsdp", 3, "--wrap-blocks 2"), "model": ("fsdp", 3, "--wrap-blocks 0"),
     "sharded": ("fsdp", 3, "--checkpoint sharded --wrap-halves"), "whole": ("fsdp", 3, "--checkpoint sharded --wrap-blocks 0"),
     "offload": ("fsdp", 2, "--checkpoint sharded --cpu-offload all --sharding grad-op"),
     "hybrid": ("fsdp", 4, "--checkpoint sharded --sharding hybrid --shard-group 2"),

@@ -120,7 +120,7 @@ QUIET = "--model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 
 
 
 @pytest.mark.parametrize("name, ranks", [("single", None), ("ddp", 2), *(rest(name, 2) for name in (
-    "zero", "fsdp", "tp", "pp", "3d", "compress", "cp", "zeropp"))])
+    "zero", "muon", "fsdp", "tp", "pp", "3d", "compress", "cp", "zeropp"))])
 def test_the_default_evaluation_belongs_to_the_default_data_alone(name, ranks, tmp_path):
     (tmp_path / "data").mkdir()
     for side in "train", "val": shutil.copy(TOKENS, tmp_path / f"data/{side}.bin")
@@ -297,6 +297,7 @@ def test_a_run_records_every_option_and_nothing_else():
 
 
 @pytest.mark.parametrize("name, first", [("single", "--data"), ("ddp", "--ddp"), ("zero", "--zero-stage"),
+                                         ("muon", "--zero-stage"),
                                          ("fsdp", "--wrap-blocks"),
                                           ("zeropp", "--wrap-blocks"), ("tp", "--tensor-parallel"), ("pp", "--pipeline-parallel"),
                                           ("3d", "--mesh"), ("compress", "--compress"), ("cp", "--ddp")])
@@ -306,7 +307,7 @@ def test_help_begins_with_a_programs_own_options_and_suggests_what_was_meant(nam
     assert_refused(run, f"unknown option '{first[:-1]}'; did you mean {first}[?] --help lists them all")
 
 
-@pytest.mark.parametrize("name", ["single", "ddp", "zero", "fsdp", "tp", "pp", "3d", "compress", "cp"])
+@pytest.mark.parametrize("name", ["single", "ddp", "zero", "muon", "fsdp", "tp", "pp", "3d", "compress", "cp"])
 def test_commands_in_the_documents_have_options_that_exist(name):
     """What follows the program's name, up to the command's end, because mpirun has options as well."""
     text = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "doc").rglob("*.md")]).replace("\\\n", "")

@@ -16,8 +16,8 @@ def assert_near(a, b):
 
 # ---- any loads any ----
 MESHES = "tp4", "pp3", "3x1x1z", "2x2x1", "1x2x2", "2x1x2z", "2x2x2zs"
-OWN = ["zero3", "sharded", "offload", "tp2", "pp2", "ring",
-       *map(sampled, ("single", "ddp", "zero1", "zero2", "full", "hybrid", "whole", "heads", "gather", "nodes", *MESHES))]
+OWN = ["zero3", "muon1", "sharded", "offload", "tp2", "pp2", "ring",
+       *map(sampled, ("single", "ddp", "zero1", "zero2", "muon3", "full", "hybrid", "whole", "heads", "gather", "nodes", *MESHES))]
 
 
 def places(run):
@@ -27,8 +27,9 @@ def places(run):
 
 @pytest.mark.parametrize("name", OWN)
 def test_every_program_trains_as_one_device_and_continues_its_own_to_the_bit(name, tmp_path):
-    assert_near(saved("single"), saved(name))
-    if "sharded" not in PROGRAMS[name][2]: assert places(saved("single")) == places(saved(name))
+    alone = saved("muon1", 1) if name in ("muon1", "muon3") else saved("single")
+    assert_near(alone, saved(name))
+    if "sharded" not in PROGRAMS[name][2]: assert places(alone) == places(saved(name))
     assert_same_files(saved(name), continued(saved(name), tmp_path, 5, name))
 
 
@@ -45,6 +46,8 @@ MATRIX = """
     hybrid: single.1 zero2.3 full.4 offload.3
     whole: *zero3.4 sharded.3 full.2 offload.4
     tp2: *single.1 full.4 tp2.2 ring.4
+    muon1: *muon3.2 muon1.1 muon3.8
+    muon3: muon1.8 muon1.1 muon3.3
     tp4: single.1
     pp2: *single.1 tp4.4 ring.2
     pp3: single.1 zero3.3
@@ -75,6 +78,25 @@ def test_programs_that_take_turns_on_the_same_ranks_have_the_same_bits(name, by,
     assert_same_files(saved(by, ranks), continued(saved(name, ranks), tmp_path, 5, by, ranks))
 
 
+# ---- Muon has another state than AdamW ----
+def test_each_matrix_of_a_block_has_a_momentum_and_every_other_tensor_m_and_v():
+    names = {*header(saved("muon1").checkpoint() / "optimizer.safetensors")} - {"__metadata__"}
+    matrices = {name for name, x in saved("muon1").weights().items() if name.startswith("h.") and x.ndim == 2}
+    others = {*saved("muon1").weights()} - matrices
+    assert len(matrices) == 20 and names == {f"momentum.{name}" for name in matrices} | {
+        f"{moment}.{name}" for name in others for moment in "mv"}
+
+
+@pytest.mark.parametrize("name, by, optimizers", [
+    ("muon1", "zero3", ("Muon", "AdamW")), ("zero3", "muon1", ("AdamW", "Muon")), rest("muon3", "sharded", ("Muon", "AdamW")),
+    rest("single", "muon3", ("AdamW", "Muon"))])
+def test_muon_and_adamw_do_not_continue_each_other_and_say_what_does(name, by, optimizers, tmp_path):
+    said = "has the state of {}, and this program trains with {}; --init-from loads the weights alone".format(*optimizers)
+    assert_refused_by_all(resume(half(saved(name), tmp_path), by), PROGRAMS[by][1], f"--resume: .*step_00000005 {said}")
+    weights = saved(by, None, ["--init-from", saved(name).checkpoint(5)], "--steps 0").checkpoint()
+    assert (weights / "model.safetensors").read_bytes() == (saved(name).checkpoint(5) / "model.safetensors").read_bytes()
+
+
 # Runs that form the same sums are the same to the bit.
 @pytest.mark.sampled
 @pytest.mark.parametrize("name, by, options", [
@@ -87,7 +109,7 @@ def test_other_schedules_splits_and_shards_continue_to_the_bit(name, by, options
     assert_same(saved(name), continued(saved(name), tmp_path, 5, by, None, options))
 
 
-@pytest.mark.parametrize("name", ["zero1", rest("zero2"), rest("zero3"), rest("sharded")])
+@pytest.mark.parametrize("name", ["zero1", rest("zero2"), rest("zero3"), rest("muon1"), rest("sharded")])
 def test_shards_are_saved_the_same_in_strict_mode(name):
     """Right after an update, when parameters are being sent to the other ranks."""
     for step in 5, 10:
@@ -96,7 +118,7 @@ def test_shards_are_saved_the_same_in_strict_mode(name):
 
 # ---- step 0 ----
 @pytest.mark.parametrize("name, strict", [("sharded", True), *(rest(name, False) for name in (
-    "ddp", "zero1", "zero2", "zero3", "full", "whole", "offload", "hybrid", "tp4", "pp2", "2x2x2zs", "ring"))])
+    "ddp", "zero1", "zero2", "zero3", "muon1", "muon3", "full", "whole", "offload", "hybrid", "tp4", "pp2", "2x2x2zs", "ring"))])
 def test_0_steps_save_what_training_would_begin_with(name, strict, tmp_path):
     assert_same_files(saved(name), continued(saved(name, None, "--steps 0"), tmp_path, 0, name, strict=strict))
 
@@ -110,7 +132,8 @@ def test_hf_export_reads_shards(tmp_path):
 # ---- 16 bits: master weights are also state, the model is rounded ----
 @pytest.mark.rest
 @pytest.mark.parametrize("name, by, ranks", [
-    *(("zero3", by, 4) for by in ("zero3", "zero1", "zero2", "ddp")), ("sharded16", "sharded16", 3), ("tp2", "tp2", 4),
+    *(("zero3", by, 4) for by in ("zero3", "zero1", "zero2", "ddp")), ("muon1", "muon3", 3),
+    ("sharded16", "sharded16", 3), ("tp2", "tp2", 4),
     ("pp2", "pp2", 4),
     ("ring", "ring", 4), ("2x2x2zs", "2x2x2zs", 8)])
 def test_bf16_is_continued_to_the_bit_in_rank_order(name, by, ranks, tmp_path):
@@ -120,7 +143,8 @@ def test_bf16_is_continued_to_the_bit_in_rank_order(name, by, ranks, tmp_path):
 
 @pytest.mark.parametrize("name, by, ranks", [
     ("zero3", "single", 1), *(rest(*row) for row in (
-        ("zero3", "zero2", 3), ("sharded16", "zero3", 2), ("sharded16", "single", 1), ("tp2", "tp4", 4), ("tp2", "ddp", 3),
+        ("zero3", "zero2", 3), ("muon3", "muon1", 2), ("sharded16", "zero3", 2), ("sharded16", "single", 1),
+        ("tp2", "tp4", 4), ("tp2", "ddp", 3),
         ("pp2", "pp4", 4), ("2x2x2zs", "1x2x2", 4), ("2x2x2zs", "ddp", 3)))])
 def test_bf16_is_continued_on_other_ranks_with_nearly_the_same_losses(name, by, ranks, tmp_path):
     run = saved(name, precision="bf16")
@@ -177,6 +201,7 @@ CHANGED = "do not match their checksum"
 
 @pytest.mark.parametrize("name, ranks, file, damage, pattern, more", [
     ("zero3", 3, "optimizer.safetensors", 0.30, f'optimizer.safetensors: .*"m" {CHANGED}', ""),
+    rest("muon1", 3, "optimizer.safetensors", 0.80, f'optimizer.safetensors: .*"momentum" {CHANGED}', ""),
     rest("zero3", 3, "model.safetensors", 0.50, f"model.safetensors: .*{CHANGED}", ""),
     ("sharded", 2, "optimizer-00002-of-00003.safetensors", os.remove, "optimizer-00002-of-00003.safetensors: .*No such file", ""),
     rest("sharded", 2, "optimizer-00001-of-00003.safetensors", 0.40, fr'optimizer-\*-of-00003.safetensors.*: .*"m" {CHANGED}', ""),

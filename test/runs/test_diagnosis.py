@@ -12,6 +12,7 @@ STRICT = {"strict": True}
     (2, "ddp", "", {}, ["dp: all-reduce"]), (2, "pp", "", {}, ["pp: all-reduce"]), rest(2, "tp", "", {}, ["tp: all-reduce"]),
     rest(2, "fsdp", "", {}, ["dp: all-gather", "dp: reduce-scatter"]),
     rest(2, "zero", "--zero-stage 2", {}, ["dp: reduce-scatter", "dp: all-gather"]),
+    rest(2, "muon", "", {}, ["dp: reduce-scatter", "dp: all-gather", "dp: all-to-all-v"]),
     rest(2, "compress", "--compress int8", {}, ["dp: all-to-all", "dp: all-gather"]),
     rest(4, "ddp", "--ddp naive", STRICT, ["dp: all-reduce"]),
     rest(4, "fsdp", "--sharding hybrid --shard-group 2", {}, ["dp: all-reduce"]),

@@ -26,6 +26,7 @@ DIFFER = "after step {} the parameters of unit 0 differ between rank 0 and rank 
     rest("fsdp", 4, "--sharding hybrid --shard-group 2", "1:7:bitflip", "differ"),
     # (A bit that flips in a rank's state is gathered by all nodes, so it cannot be found, as in FSDP without replicas.)
     rest("zeropp", 4, NODES, "2:7:kill", "rank 2 has died.* during step [67]"),
+    rest("muon", 4, "", "2:7:kill", "rank 2 has died.* during step [67]"), rest("muon", 3, "", "1:4:hang", HANGS.format("1")),
     ("tp", 4, "--tensor-parallel 2", "1:3:bitflip", DIFFER.format(3, 1)), # in what all ranks have
     ("pp", 4, "--layers 8", "3:3:bitflip", DIFFER.format(3, 3)),          # in one copy of the tied matrix
     ("cp", 4, f"{GROUPS} ring", "3:5:kill", "rank 3 has died.* during step 5"),
@@ -94,7 +95,7 @@ def signals(task, field):
     return {s for s in signal.valid_signals() if mask >> (s - 1) & 1}
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp", *map(rest, ("zero", "zeropp", "tp", "pp", "3d", "compress", "cp"))])
+@pytest.mark.parametrize("name", ["ddp", "fsdp", *map(rest, ("zero", "muon", "zeropp", "tp", "pp", "3d", "compress", "cp"))])
 def test_a_signal_runs_no_handler_on_a_thread_that_computes_so_the_bits_stay(name, tmp_path):
     """Every rank gets SIGTERM 1,000 times. It goes on while rank 0 may still say why (SHARD_LEAVE_SECONDS): here, until killed."""
     ranks, mesh = (4, "--mesh dp=2,tp=2") if name == "3d" else (2, "")

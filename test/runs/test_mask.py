@@ -66,6 +66,13 @@ def test_masked_runs_have_the_same_bits_in_rank_order(program, options):
     assert_same(masked("ddp", 4, IN_ORDER), masked(program, 4, "--batch-size 4 --deterministic", options))
 
 
+@pytest.mark.parametrize("ranks, options", [rest(4, "--batch-size 4"), rest(2, "--batch-size 2 --zero-stage 3"),
+                                            rest(4, "--batch-size 2 --zero-stage 2 --owners all")])
+def test_masked_runs_with_muon_have_the_numbers_of_one_rank(ranks, options):
+    """PyTorch has done none."""
+    assert_close(masked("muon", 1, "--batch-size 16"), masked("muon", ranks, options))
+
+
 def test_a_masked_run_is_continued_to_the_bit(tmp_path):
     run = masked("ddp", 4, IN_ORDER)
     again = resumed(half(run, tmp_path / "out"), "ddp", PYTORCH, ["--data", data() / "tokens.bin", "--init-from="], IN_ORDER,

@@ -35,6 +35,10 @@ ROWS = """
     sampled-strict 3 zero --zero-stage 2 --deterministic
     sampled-LEAKS 3 zero --zero-stage 3 --check-every 1
     rest 2 zero.bf16 --zero-stage 3
+    sampled-LEAKS 3 muon --check-every 1
+    sampled-strict 4 muon --zero-stage 3 --deterministic --recompute block
+    sampled-strict 8 muon --model d1 --channels 4 --zero-stage 2 --owners all
+    rest 3 muon.bf16 --check-every 1
     sampled-LEAKS 3 fsdp --check-every 1
     rest 4 fsdp --sharding hybrid --shard-group 2 --wrap-blocks 2 --checkpoint sharded --prefetch backward-post
     sampled-strict 2 fsdp --sharding grad-op --prefetch none --no-forward-prefetch --recompute block

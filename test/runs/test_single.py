@@ -78,7 +78,7 @@ def test_recomputation_has_the_same_bits_in_less_memory(precision):
 DEEP = f"{TINY} --model d3 --batch-size 4 --total-batch-size 0 --steps 2"
 
 
-@pytest.mark.parametrize("program, options", [("single", ""), ("ddp", ""), rest("zero", ""), rest("fsdp", ""),
+@pytest.mark.parametrize("program, options", [("single", ""), ("ddp", ""), rest("zero", ""), rest("muon", ""), rest("fsdp", ""),
                                               rest("zeropp", "--node-ranks 1"), rest("tp", ""), rest("pp", ""),
                                             rest("3d", ""), rest("compress", "--compress int8"), rest("cp", ""),
                                             rest("cp", "--cp ring")])

@@ -25,6 +25,10 @@ ROWS = """
     shards 4 fsdp --cpu-offload optimizer
     hybrid 4 fsdp --sharding hybrid --shard-group 2
     hybrid 4 fsdp --sharding hybrid --shard-group 2 --wrap-blocks 2
+    *owners 3 muon
+    owners 3 muon --owners all --recompute block
+    pieces 4 muon --zero-stage 2 --owners all
+    pieces 4 muon --zero-stage 3 --recompute block
     *nodes 4 zeropp --node-ranks 2
     nodes 4 zeropp --node-ranks 2 --prefetch backward-post --limit-all-gathers 3 --recompute block
     two 4 zeropp --node-ranks 2 --wrap-blocks 2
