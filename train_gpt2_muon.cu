@@ -14,7 +14,7 @@ Memory    per rank, in bytes: ZeRO's, less 4M/N, where M counts the elements of 
 Sent      per rank and step, in elements of floatX: ZeRO's, and pieces to owners and back: 2M/N (N-1)/N on average.
           So with ZeRO-1 it is at most 1 + 1/N times as much. (In fp16, pieces are fp32.)
 Run       make train_gpt2_muon && mpirun -np 4 ./train_gpt2_muon            (--help lists the options)
-Before    train_gpt2_zero.cu: the same shards, with AdamW. New here: the table of owners, two all-to-alls, Newton-Schulz.
+Before    train_gpt2_zero.cu: the same shards, with AdamW. New here: a table of owners, two all-to-alls, Newton-Schulz.
           Embeddings, biases and layernorms keep AdamW.
 */
 // ----------------------------------------------------------------------------
@@ -25,7 +25,7 @@ Before    train_gpt2_zero.cu: the same shards, with AdamW. New here: the table o
 #include "llmc/model/param_range.h"    // defines: ParamRange, param_range, param_range_part
 #include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_*, host_to_device: memory on the device, and copies
-#include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, Muon, StepStats
+#include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, Muon
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_*, ring_bytes: collectives, messages and waits
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/shard.h"       // defines: Shard, shard_elements*, comm_finish, NO_OP, NO_UNIT, report_zero
@@ -92,7 +92,8 @@ typedef struct {
     floatX *params;                 // ZeRO-1, ZeRO-2: (N,own_elements), unit by unit; ZeRO-3: (own_elements); owned
     floatX *grads;                  // ZeRO-1: (N,own_elements), unit by unit; ZeRO-2, ZeRO-3: (own_elements); owned
     float *master;                  // (own_elements) fp32 weights, owned; NULL where floatX is fp32
-    float *m, *v;                   // (own_elements) Muon's momentum and AdamW's first moment; (adamw_elements) its second
+    float *m;                       // (own_elements) AdamW's first moment, or Muon's momentum; owned
+    float *v;                       // (adamw_elements) AdamW's second moment, owned
     int num_ranges;
     ParamRange ranges[2*MAX_UNITS]; // views of this rank's shards, over which the optimizer and checkpoints iterate
     ParamRange* matrices[MAX_UNITS];// the range of each unit's matrices; NULL: this rank holds nothing of them
@@ -182,7 +183,7 @@ static void block_acts_init(const GPT2* g, BlockActs* a) {
     a->gelu = acts_alloc(g, 4*C);
 }
 
-// What AdamW updates comes first in a unit: all of the root, and the 1-D tensors of half a block. Then come its matrices.
+// Unit u begins with what AdamW updates: all of the root, or the 1-D tensors of half a block. The matrices follow.
 static size_t adamw_end(const GPT2* g, int u) { return u == 0 ? g->units[u].size : unit_no_decay(g->config, u); }
 
 // Returns the elements of [first, end) of unit u that are in this rank's shard. They may be none.
@@ -675,7 +676,7 @@ static void gpt2_gather_finish(GPT2* g) {
 // ----------------------------------------------------------------------------
 // 6. the optimizer
 
-// Computes the global gradient norm and the factor that scales the gradients of AdamW and Muon. Both stay on the device.
+// Computes the global gradient norm and the factor that scales all gradients. Both stay on the device.
 static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     for (int i = 0; i < g->num_ranges; i++) add_sum_squares(&g->stats->grad_square, g->ranges[i].grads, g->ranges[i].n);
     comm_wait(g->dp, comm_all_reduce(g->dp, &g->stats->grad_square, 1, COMM_F64));
@@ -728,18 +729,18 @@ static void muon_orthogonalise(GPT2* g) {
     comm_wait(g->dp, comm_all_to_all_v(g->dp, g->held, g->owners.held, g->owned, g->owners.owned, COMM_FLOATNS));
 }
 
-// Subtracts the updates from this rank's pieces of the weights. U V^T (rows,cols) has elements of about
-// 1/sqrt(max(rows, cols)). Times 0.2 sqrt(max(rows, cols)) they are as large as AdamW's, so that one learning rate and
-// one decay do for both (Liu et al. 2025, arXiv 2502.16982, section 2.2).
+// The elements of U V^T (rows,cols) have a size of about 1/sqrt(max(rows, cols)). Times this it is about 0.2, as that of
+// AdamW's updates, so that one learning rate and one decay do for both (Liu et al. 2025, arXiv 2502.16982, section 2.2).
+static float muon_scale(Matrix m) { return 0.2f * sqrtf((float)(m.rows > m.cols ? m.rows : m.cols)); }
+
+// Subtracts the updates from this rank's pieces of the weights.
 static void muon_apply(GPT2* g, Muon muon) {
     for (int i = 0; i < g->owners.count; i++) {
         MatrixPiece piece = owners_piece(&g->owners, i, g->dp->rank);
         if (piece.n == 0) continue;
         ParamRange p = piece_range(g, i);
-        float scale = 0.2f * sqrtf((float)(g->owners.m[i].rows > g->owners.m[i].cols ? g->owners.m[i].rows
-                                                                                      : g->owners.m[i].cols));
-        muon_update(muon, scale, p.params, p.master, g->held + piece.at, &g->stats->grad_scale, p.n,
-                    &g->stats->param_square);
+        muon_update(muon, muon_scale(g->owners.m[i]), p.params, p.master, g->held + piece.at, &g->stats->grad_scale,
+                    p.n, &g->stats->param_square);
     }
 }
 

@@ -9,16 +9,17 @@ collectives in the same order, and every send has a receive. Buffers are device 
 Sums       are computed in fp32 (COMM_F64: in double) and rounded to the type wherever the backend stores one. Ordered
            mode (--deterministic) computes each sum in rank order 0..N-1 and rounds once, in every collective.
 Counted    per kind: calls, and the bytes that a rank sends: all-reduce 2n(N-1)/N as in a ring, reduce-scatter,
-           all-gather and all-to-all (n per part) n(N-1), broadcast n(N-1)/N, send n. These are stored multiplied by N,
-           which makes them whole numbers.
+           all-gather and all-to-all (n per part) n(N-1), all-to-all-v its parts for other ranks, broadcast n(N-1)/N,
+           send n. These are stored multiplied by N, which makes them whole numbers.
 Alone      (N = 1) every operation runs immediately and sends nothing.
 Strict     mode (SHARD_COMM_STRICT=1): an operation runs at its wait, and its output is NaN until then. Reading an
            output or writing an input before the wait, and missing waits, then give wrong numbers every time instead of
-           rare races. Ranks must wait in the same order; an error reports ranks that run different operations (over
-           NCCL only after the watchdog's timeout).
+           rare races. Ranks must wait in the same order; an error reports ranks that run different operations, or
+           expect another number of elements than they are sent (over NCCL only after the watchdog's timeout).
 Emulated   link (--emulate-link, over MPI): an operation takes at least as long as its counted bytes need at that rate.
            This time begins when all ranks of a collective have reached it. The operations of a rank use the link one
-           after another, and a message arrives at the end of its time. Results are the same bits.
+           after another, and a message arrives at the end of its time. An all-to-all-v takes all ranks as long as the
+           one that sends most. Results are the same bits.
            (--emulate-host-link of FSDP does the same for copies of shards between host and device, one queue per
            direction.)
 Failures   are handled by the watchdog (control.h): it names the rank that died or hangs, and ends this process.
@@ -40,6 +41,7 @@ A Comm must stay where it is from comm_init or comm_split to comm_free; there is
 // The first three have DType's values.
 typedef enum { COMM_F32, COMM_BF16, COMM_F16, COMM_F64, COMM_BYTE } CommType;
 #define COMM_FLOATX ((CommType)FLOATX_DTYPE)
+#define COMM_FLOATNS ((CommType)FLOATNS_DTYPE)
 static inline size_t comm_type_size(CommType t) {
     return t == COMM_F64 ? 8 : t == COMM_BYTE ? 1 : dtype_size((DType)t);
 }
@@ -48,11 +50,12 @@ static inline const char* comm_type_name(CommType t) {
 }
 
 typedef enum {
-    COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_ALL_TO_ALL, COMM_BROADCAST, COMM_SEND, COMM_RECV,
-    COMM_BARRIER, COMM_SPLIT, COMM_KINDS
+    COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_ALL_TO_ALL, COMM_ALL_TO_ALL_V, COMM_BROADCAST,
+    COMM_SEND, COMM_RECV, COMM_BARRIER, COMM_SPLIT, COMM_KINDS
 } CommKind;
 static const char* const comm_kind_names[COMM_KINDS] = {
-    "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "send", "receive", "barrier", "split"
+    "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "all-to-all-v", "broadcast", "send", "receive",
+    "barrier", "split"
 };
 
 // ---- options ----
@@ -92,6 +95,7 @@ static inline const char* comm_all_reduce_text(const CommOptions* o, bool over_m
 
 // ---- the communicator ----
 typedef long long CommOp; // number of an operation on its communicator, from 0
+typedef struct { size_t n, at; } CommPart; // n elements from element `at` of a buffer
 
 typedef struct {
     unsigned long long calls, bytes_times_N; // sent per rank, by the formula
@@ -121,13 +125,14 @@ typedef void (*CommObserver)(void* self, const CommEvent* e);
 typedef struct {
     CommKind kind;
     CommType type;
-    size_t n;
+    size_t n;             // all-to-all-v: of the parts for other ranks
     int peer;             // root, to, from: rank on this communicator; -1: none
     int color;            // of a split
     bool on_host;         // the shard is in host memory
     CommOp number;
     void* out;            // views
     const void* in;
+    const CommPart *from, *to; // (N) parts of an all-to-all-v, views; NULL: another kind
     char *own, *kept;     // strict mode: the input that the output overwrites, a view; its bytes, owned
     bool live, begun;     // not yet waited for; handed to the backend
     bool finished;        // set by the backend under the world's lock, as are `event`'s started and finished
@@ -245,6 +250,12 @@ static inline CommOp comm_all_gather(Comm* c, void* full, const void* shard, siz
 // may write a gathered shard, or read a reduced one, only after comm_wait and then device_synchronize.
 // in (N,n), out (N,n): row q of in goes to rank q, row q of out comes from rank q. They must not overlap.
 static inline CommOp comm_all_to_all(Comm* c, void* out, const void* in, size_t n, CommType t);
+// The same with uneven parts: part to[q] of in goes to rank q, and part from[q] of out comes from it, where from[q].n is
+// that rank's to[rank].n, perhaps 0. Parts of in may overlap one another, as when several ranks get the same elements;
+// a part of out may overlap no other part. The rest of out stays as it is. from (N) and to (N) must not change until
+// comm_wait.
+static inline CommOp comm_all_to_all_v(Comm* c, void* out, const CommPart* from, const void* in, const CommPart* to,
+                                       CommType t);
 // buf (n) = buf of the root
 static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root);
 // Sends buf (n) to rank `to`. It may be overwritten after the wait, even if it has not arrived yet.

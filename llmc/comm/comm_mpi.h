@@ -17,7 +17,7 @@ MPI's int counts are enough. A piece is a few steps; each posts messages, and th
                     as a ring. (Open MPI 4.1's MPI_Ireduce_scatter_block sums everything on rank 0 first.)
     all-gather      every rank sends its shard to all others
                     (For both: a shard in host memory is sent and added up in place.)
-    all-to-all      every rank sends row r to rank r
+    all-to-all      every rank sends row r to rank r, or part r, whose pieces end when it ends
     broadcast, barrier: MPI's
 */
 #ifndef LLMC_COMM_MPI_H
@@ -65,6 +65,7 @@ typedef struct MpiOp {
     StagingBuffer* staging;   // a view
     StagingEvent ready;       // the layer calls that must be done before it begins
     bool begun;
+    size_t total;             // elements of its longest row
     size_t at, count;         // the piece: elements before it, and in it
     MpiStep* post;            // the steps of its kind
     int step;                 // of the piece; 0: it must be fetched
@@ -84,6 +85,7 @@ typedef struct MpiLink {
     MPI_Comm mpi;             // a duplicate, so that its messages cannot match others'
     MPI_Request* requests;    // (2N) of the one collective that runs, owned
     const void** rows;        // (N) inputs of that collective's sum, owned
+    long long* counts;        // (2,N) elements of an all-to-all-v to and from each rank, as both ends say; owned
     StagingBuffer staging;    // scratch for its sums
     MpiOp* ops;               // (COMM_IN_FLIGHT) one for each slot, owned
     long long* seen;          // (1+2N) the last look in which a queue had an unfinished operation, owned
@@ -127,39 +129,49 @@ static inline MpiLink* mpi_link(const MpiOp* o) { return (MpiLink*)o->comm->link
 static inline size_t mpi_element(const MpiOp* o) { return comm_type_size(o->slot->type); }
 // Returns the elements that a rank owns of a piece. N such slices fit in the scratch and in staging memory;
 // of an all-to-all 2N.
+static inline bool mpi_is_all_to_all(CommKind k) { return k == COMM_ALL_TO_ALL || k == COMM_ALL_TO_ALL_V; }
 static inline size_t mpi_slice(const MpiOp* o) {
-    size_t rows = (size_t)o->comm->size * (o->slot->kind == COMM_ALL_TO_ALL ? 2 : 1);
+    size_t rows = (size_t)o->comm->size * (mpi_is_all_to_all(o->slot->kind) ? 2 : 1);
     return ring_slice(COMM_PIECE / mpi_element(o) / rows);
 }
 static inline size_t mpi_piece(const MpiOp* o) {
     CommKind k = o->slot->kind;
-    bool has_rows = k == COMM_REDUCE_SCATTER || k == COMM_ALL_GATHER || k == COMM_ALL_TO_ALL;
+    bool has_rows = k == COMM_REDUCE_SCATTER || k == COMM_ALL_GATHER || mpi_is_all_to_all(k);
     return (has_rows ? 1 : (size_t)o->comm->size) * mpi_slice(o);
 }
-// This piece of row `row` of a buffer (rows,n): on the device, and as MPI sees it; in staging memory it is row `place`.
-static inline char* mpi_device(const MpiOp* o, const void* buf, int row) {
-    return (char*)buf + ((size_t)row * o->slot->n + o->at) * mpi_element(o);
+// This piece of row `row` of a buffer (rows,n), or of its part if there are parts: its elements; where it is on the
+// device, and as MPI sees it; in staging memory it is row `place`.
+static inline size_t mpi_count(const MpiOp* o, const CommPart* parts, int row) {
+    if (parts == NULL) return o->count;
+    return parts[row].n > o->at ? size_min(parts[row].n - o->at, o->count) : 0;
 }
-static inline char* mpi_view(const MpiOp* o, const void* buf, int row, int place) {
-    return staging_view(o->staging, mpi_device(o, buf, row), (size_t)place * mpi_slice(o) * mpi_element(o));
+static inline char* mpi_device(const MpiOp* o, const void* buf, const CommPart* parts, int row) {
+    return (char*)buf + ((parts ? parts[row].at : (size_t)row * o->slot->n) + o->at) * mpi_element(o);
+}
+static inline char* mpi_view(const MpiOp* o, const void* buf, const CommPart* parts, int row, int place) {
+    return staging_view(o->staging, mpi_device(o, buf, parts, row), (size_t)place * mpi_slice(o) * mpi_element(o));
 }
 // A shard that is in host memory needs no staging.
 static inline char* mpi_of_shard(const MpiOp* o, const void* shard) {
-    return o->slot->on_host ? mpi_device(o, shard, 0) : mpi_view(o, shard, 0, o->comm->rank);
+    return o->slot->on_host ? mpi_device(o, shard, NULL, 0) : mpi_view(o, shard, NULL, 0, o->comm->rank);
 }
 // The one buffer of an operation without rows.
-static inline char* mpi_buf(const MpiOp* o) { return mpi_view(o, o->slot->out ? o->slot->out : o->slot->in, 0, 0); }
+static inline char* mpi_buf(const MpiOp* o) {
+    return mpi_view(o, o->slot->out ? o->slot->out : o->slot->in, NULL, 0, 0);
+}
 // Returns where what rank q sends is kept until it is added.
 static inline char* mpi_scratch(const MpiOp* o, int q) {
     return mpi_link(o)->staging.scratch + (size_t)q * mpi_slice(o) * mpi_element(o);
 }
 // Of a reduce-scatter, an all-gather or an all-to-all: what goes to rank q, and where what comes from it lies.
 static inline char* mpi_outgoing(const MpiOp* o, int q) {
-    return o->slot->kind == COMM_ALL_GATHER ? mpi_of_shard(o, o->slot->in) : mpi_view(o, o->slot->in, q, q);
+    const CommSlot* s = o->slot;
+    return s->kind == COMM_ALL_GATHER ? mpi_of_shard(o, s->in) : mpi_view(o, s->in, s->to, q, q);
 }
 static inline char* mpi_incoming(const MpiOp* o, int q) {
-    if (o->slot->kind == COMM_REDUCE_SCATTER) return mpi_scratch(o, q);
-    return mpi_view(o, o->slot->out, q, o->slot->kind == COMM_ALL_GATHER ? q : o->comm->size + q);
+    const CommSlot* s = o->slot;
+    if (s->kind == COMM_REDUCE_SCATTER) return mpi_scratch(o, q);
+    return mpi_view(o, s->out, s->from, q, s->kind == COMM_ALL_GATHER ? q : o->comm->size + q);
 }
 
 // ---- messages ----
@@ -266,8 +278,8 @@ static inline bool mpi_step_exchange(MpiOp* o) {
     if (o->step > 1) return false;
     for (int d = 1; d < N; d++) {
         int to = (rank + d) % N, from = (rank + N - d) % N;
-        mpi_recv(o, mpi_incoming(o, from), o->count, from);
-        mpi_send(o, mpi_outgoing(o, to), o->count, to);
+        mpi_recv(o, mpi_incoming(o, from), mpi_count(o, o->slot->from, from), from);
+        mpi_send(o, mpi_outgoing(o, to), mpi_count(o, o->slot->to, to), to);
     }
     return true;
 }
@@ -305,28 +317,40 @@ static inline bool mpi_step_split(MpiOp* o) {
 }
 
 // Strict mode and emulated links, before a collective's first piece: all ranks must be about to run the same one. The
-// maximum of a value and that of its negative are equal except for the sign only if all ranks have the same value.
+// maximum of a value and that of its negative are equal except for the sign only if all ranks have the same value. The
+// parts of an all-to-all-v differ, and each rank tells the others what it sends them.
 static inline bool mpi_step_check_same(MpiOp* o) {
     const CommSlot* s = o->slot;
+    MpiLink* l = mpi_link(o);
+    int N = o->comm->size;
     long long values[5] = { s->record.number, s->kind, (long long)s->n, s->type, s->peer };
     if (o->step == -1) {
         for (int i = 0; i < 5; i++) {
             o->same[i] = values[i];
             o->same[5 + i] = -values[i];
         }
-        int rc = MPI_Iallreduce(MPI_IN_PLACE, o->same, 10, MPI_LONG_LONG, MPI_MAX, mpi_link(o)->mpi, mpi_request(o));
+        int rc = MPI_Iallreduce(MPI_IN_PLACE, o->same, 10, MPI_LONG_LONG, MPI_MAX, l->mpi, mpi_request(o));
         mpi_check(rc, "MPI_Iallreduce");
         return true;
     }
-    for (int i = 0; i < 5; i++) {
-        if (o->same[i] == -o->same[5 + i]) continue;
+    for (int i = 0; i < 5 && o->step == -2; i++) {
+        if (o->same[i] == -o->same[5 + i] || (i == 2 && s->to)) continue;
         char text[OP_TEXT];
         op_text(&s->record, text, sizeof text);
         die_here("rank %d has reached %s, and another rank a different operation: all ranks must issue, and in strict "
                  "mode wait for, the same collectives in the same order",
                  o->comm->world_rank[o->comm->rank], text);
     }
-    return false;
+    for (int q = 0; s->to && q < N; q++) {
+        if (o->step == -2) l->counts[q] = (long long)s->to[q].n;
+        else invariant(l->counts[N + q] == (long long)s->from[q].n, "%s: rank %d sends %lld %s of an all-to-all-v to rank"
+                       " %d, which expects %zu", o->comm->name, q, l->counts[N + q], comm_type_name(s->type),
+                       o->comm->rank, s->from[q].n);
+    }
+    if (s->to == NULL || o->step == -3) return false;
+    mpi_check(MPI_Ialltoall(l->counts, 1, MPI_LONG_LONG, l->counts + N, 1, MPI_LONG_LONG, l->mpi, mpi_request(o)),
+              "MPI_Ialltoall");
+    return true;
 }
 
 // Returns the steps of an operation of this kind.
@@ -335,7 +359,8 @@ static inline MpiStep* mpi_choose_step(const CommOptions* o, CommKind kind) {
     case COMM_ALL_REDUCE:
         return o->ordered || o->all_reduce == ALL_REDUCE_AUTO ? mpi_step_all_reduce_ordered
              : o->all_reduce == ALL_REDUCE_RING ? mpi_step_all_reduce_ring : mpi_step_all_reduce_library;
-    case COMM_REDUCE_SCATTER: case COMM_ALL_GATHER: case COMM_ALL_TO_ALL: return mpi_step_exchange;
+    case COMM_REDUCE_SCATTER: case COMM_ALL_GATHER: case COMM_ALL_TO_ALL: case COMM_ALL_TO_ALL_V:
+        return mpi_step_exchange;
     case COMM_SPLIT: return mpi_step_split;
     default: return mpi_step_one_message;
     }
@@ -347,24 +372,26 @@ static inline MpiStep* mpi_choose_step(const CommOptions* o, CommKind kind) {
 static inline void mpi_fetch(MpiOp* o) {
     const CommSlot* s = o->slot;
     size_t bytes = o->count * mpi_element(o);
-    if (s->kind == COMM_REDUCE_SCATTER || s->kind == COMM_ALL_TO_ALL) {
+    if (s->kind == COMM_REDUCE_SCATTER || mpi_is_all_to_all(s->kind)) {
         for (int q = 0; q < o->comm->size; q++)
-            staging_fetch(o->staging, mpi_outgoing(o, q), mpi_device(o, s->in, q), bytes);
+            staging_fetch(o->staging, mpi_outgoing(o, q), mpi_device(o, s->in, s->to, q),
+                          mpi_count(o, s->to, q) * mpi_element(o));
     } else if (s->kind == COMM_ALL_GATHER) {
-        if (!s->on_host) staging_fetch(o->staging, mpi_outgoing(o, 0), mpi_device(o, s->in, 0), bytes);
-    } else if (s->in) staging_fetch(o->staging, mpi_buf(o), mpi_device(o, s->in, 0), bytes);
+        if (!s->on_host) staging_fetch(o->staging, mpi_outgoing(o, 0), mpi_device(o, s->in, NULL, 0), bytes);
+    } else if (s->in) staging_fetch(o->staging, mpi_buf(o), mpi_device(o, s->in, NULL, 0), bytes);
 }
 static inline void mpi_store(MpiOp* o) {
     const CommSlot* s = o->slot;
     size_t bytes = o->count * mpi_element(o);
     if (s->kind == COMM_REDUCE_SCATTER) {
-        if (!s->on_host) staging_store(o->staging, mpi_device(o, s->out, 0), mpi_of_shard(o, s->out), bytes);
-    } else if (s->kind == COMM_ALL_GATHER || s->kind == COMM_ALL_TO_ALL) {
+        if (!s->on_host) staging_store(o->staging, mpi_device(o, s->out, NULL, 0), mpi_of_shard(o, s->out), bytes);
+    } else if (s->kind == COMM_ALL_GATHER || mpi_is_all_to_all(s->kind)) {
         for (int q = 0; q < o->comm->size; q++) {
             const char* view = q == o->comm->rank ? mpi_outgoing(o, q) : mpi_incoming(o, q);
-            staging_store(o->staging, mpi_device(o, s->out, q), view, bytes);
+            staging_store(o->staging, mpi_device(o, s->out, s->from, q), view,
+                          mpi_count(o, s->from, q) * mpi_element(o));
         }
-    } else if (s->out) staging_store(o->staging, mpi_device(o, s->out, 0), mpi_buf(o), bytes);
+    } else if (s->out) staging_store(o->staging, mpi_device(o, s->out, NULL, 0), mpi_buf(o), bytes);
 }
 
 // ---- the communication thread ----
@@ -376,7 +403,8 @@ static inline bool mpi_is_held(MpiOp* o) {
     CommContext* w = o->comm->world;
     MpiEngine* e = (MpiEngine*)w->mpi;
     if (w->options.link == 0 || o->step != 0) return false;
-    double bytes = (double)(comm_sent_times_N(s->kind, s->n, o->comm->size) * mpi_element(o)) / o->comm->size;
+    size_t n = s->to ? (size_t)o->same[2] : s->n; // the most of any rank
+    double bytes = (double)(comm_sent_times_N(s->kind, n, o->comm->size) * mpi_element(o)) / o->comm->size;
     if (bytes == 0) return false;
     if (o->until == 0) {
         pthread_mutex_lock(&w->lock);
@@ -384,7 +412,7 @@ static inline bool mpi_is_held(MpiOp* o) {
         o->until = e->link_until = s->event.started + bytes / (1e9 / 8 * w->options.link);
         pthread_mutex_unlock(&w->lock);
     }
-    bool at_end = s->kind == COMM_SEND ? s->n - o->at <= mpi_piece(o) : o->at == s->n;
+    bool at_end = s->kind == COMM_SEND ? s->n - o->at <= mpi_piece(o) : o->at == o->total;
     return at_end && now_seconds() < o->until;
 }
 
@@ -417,13 +445,12 @@ static inline bool mpi_is_ready(MpiOp* o) {
 static inline bool mpi_advance(MpiOp* o) {
     CommKind k = o->slot->kind;
     if (o->step < 0) { // strict mode or an emulated link
-        o->step = mpi_step_check_same(o) ? -2 : 0;
+        o->step = mpi_step_check_same(o) ? o->step - 1 : 0;
     } else if (k == COMM_SPLIT) { // it has no pieces
         return !o->post(o);
     } else if (o->step == 0) {
-        size_t total = k == COMM_BARRIER ? 1 : o->slot->n;
-        if (o->at == total) return true;
-        o->count = size_min(total - o->at, mpi_piece(o));
+        if (o->at == o->total) return true;
+        o->count = size_min(o->total - o->at, mpi_piece(o));
         mpi_fetch(o);
         o->step = 1;
     } else if (o->post(o)) {
@@ -610,6 +637,7 @@ static inline MpiLink* mpi_link_new(MpiEngine* e, int size) {
     MpiLink* l = new_array(MpiLink, 1);
     l->requests = new_array(MPI_Request, 2 * size);
     l->rows = new_array(const void*, size);
+    l->counts = new_array(long long, 2 * size);
     l->ops = new_array(MpiOp, COMM_IN_FLIGHT);
     l->seen = new_array(long long, 1 + 2 * size);
     l->next = e->links;
@@ -668,6 +696,7 @@ static inline void mpi_leave(CommContext* w) {
         for (int k = 0; k < COMM_IN_FLIGHT; k++) staging_event_free(&l->ops[k].ready);
         free(l->requests);
         free(l->rows);
+        free(l->counts);
         free(l->ops);
         free(l->seen);
         free(l);
@@ -694,6 +723,9 @@ static inline void mpi_start(Comm* c, CommSlot* s) {
     o->comm = c;
     o->slot = s;
     o->queue = s->kind == COMM_SEND ? 1 + 2 * s->peer : s->kind == COMM_RECV ? 2 + 2 * s->peer : 0;
+    o->total = s->kind == COMM_BARRIER ? 1 : s->n;
+    if (s->to) o->total = 0;
+    for (int q = 0; s->to && q < c->size; q++) o->total = size_max(o->total, size_max(s->to[q].n, s->from[q].n));
     o->post = mpi_choose_step(&w->options, s->kind);
     o->staging = staging_of_queue(&l->staging, o->queue);
     o->requests = o->queue == 0 ? l->requests : &o->one;

@@ -12,7 +12,8 @@ before, because it may wait for another rank.
     all-reduce      NCCL's; or the steps of ring.h; or, in ordered mode, what comm_mpi.h does: every rank sends slice r
                     to rank r, which adds them in rank order and sends the sum to all
     reduce-scatter  NCCL's; in ordered mode every rank sends part r to rank r, which adds them in rank order
-    all-to-all      a group of NCCL's sends and receives: its own call for this came only with 2.28
+    all-to-all      with parts of one size or not, a group of NCCL's sends and receives: its own call for this came
+                    only with 2.28, and none is for parts of several sizes
     shards on the host are copied on two streams of the process, one each way, during other operations
     all-gather, broadcast: NCCL's. barrier: an all-reduce of one number, for which the host waits
     send, receive   NCCL's, each way between two ranks on a communicator and a stream of its own: NCCL runs the
@@ -173,6 +174,23 @@ static inline void nccl_all_to_all(Comm* c, const CommSlot* s) {
     nccl_exchange_rows(c, s, 0, s->n, out, s->n);
 }
 
+// Part q goes to rank q.
+static inline void nccl_all_to_all_v(Comm* c, const CommSlot* s) {
+    NcclLink* l = (NcclLink*)c->link;
+    const CommPart *from = s->from, *to = s->to, own = to[c->rank];
+    if (own.n > 0)
+        cuda_check(cudaMemcpyAsync(comm_part(s, s->out, from[c->rank]), comm_part(s, s->in, own),
+                                   own.n * comm_type_size(s->type), cudaMemcpyDeviceToDevice, l->stream),
+                   "all-to-all-v");
+    nccl_group();
+    for (int q = 0; q < c->size; q++) {
+        if (q == c->rank) continue;
+        nccl_send(c, s, comm_part(s, s->in, to[q]), to[q].n, q);
+        nccl_recv(c, s, comm_part(s, s->out, from[q]), from[q].n, q);
+    }
+    nccl_group_end(c, s);
+}
+
 // ---- each kind of operation, onto the communicator's stream ----
 
 static inline void nccl_sum_in_pieces(Comm* c, const CommSlot* s) {
@@ -203,6 +221,7 @@ static inline void nccl_run(Comm* c, const CommSlot* s, NcclLink* l) {
         break;
     case COMM_ALL_GATHER: r = nccl.ncclAllGather(s->in, s->out, s->n, t, l->nccl, l->stream); break;
     case COMM_ALL_TO_ALL: nccl_all_to_all(c, s); break;
+    case COMM_ALL_TO_ALL_V: nccl_all_to_all_v(c, s); break;
     case COMM_BROADCAST: r = nccl.ncclBroadcast(s->in, s->out, s->n, t, s->peer, l->nccl, l->stream); break;
     case COMM_BARRIER: r = nccl.ncclAllReduce(l->numbers, l->numbers, 1, ncclInt32, ncclMax, l->nccl, l->stream); break;
     case COMM_SEND: if (s->n > 0) r = nccl.ncclSend(s->in, s->n, t, 1, l->nccl, l->stream); break;

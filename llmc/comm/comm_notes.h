@@ -13,7 +13,7 @@ static inline unsigned long long comm_sent_times_N(CommKind k, size_t n, int N) 
     case COMM_ALL_REDUCE: return 2 * n * others;
     case COMM_REDUCE_SCATTER: case COMM_ALL_GATHER: case COMM_ALL_TO_ALL: return n * others * all;
     case COMM_BROADCAST: return n * others;
-    case COMM_SEND: return n * all;
+    case COMM_ALL_TO_ALL_V: case COMM_SEND: return n * all;
     default: return 0;
     }
 }
@@ -28,7 +28,8 @@ static inline void comm_trace_data(Comm* c, const void* data, size_t bytes) {
 static inline void comm_event_begin(Comm* c, CommSlot* s) {
     CommNotes* notes = &c->world->notes;
     // The other buffer is of all ranks, or there is none
-    const void* shard = s->kind == COMM_ALL_GATHER || s->kind == COMM_SEND ? s->in : s->out;
+    bool sends = s->kind == COMM_ALL_GATHER || s->kind == COMM_ALL_TO_ALL_V || s->kind == COMM_SEND;
+    const void* shard = sends ? s->in : s->out;
     CommEvent e = { c->name, s->kind, s->type, s->n, s->number, 0, 0, 0, 0, 0, c->size, { { NULL } },
                     notes->about ? notes->about : shard,
                     notes->about ? notes->about_bytes : s->n * comm_type_size(s->type) };

@@ -17,6 +17,11 @@ static inline char* comm_own_part(const Comm* c, const CommSlot* s) {
     return full + (size_t)c->rank * s->n * comm_type_size(s->type);
 }
 
+// Returns where a part of a buffer begins.
+static inline char* comm_part(const CommSlot* s, const void* buf, CommPart part) {
+    return (char*)buf + part.at * comm_type_size(s->type);
+}
+
 // ---- strict mode ----
 
 // Sets p (bytes) to NaN, in every type.
@@ -32,7 +37,10 @@ static inline void comm_set_nan(void* p, size_t bytes, bool on_host) {
 
 // Strict mode, at the issue: saves the part of the input that the output overwrites, and makes the output NaN.
 static inline void comm_poison(const Comm* c, CommSlot* s) {
-    size_t bytes = s->n * comm_type_size(s->type), output = bytes; // bytes written
+    size_t size = comm_type_size(s->type), bytes = s->n * size, output = bytes; // bytes written
+    for (int q = 0; s->from && q < c->size; q++)
+        if (s->from[q].n > 0) comm_set_nan(comm_part(s, s->out, s->from[q]), s->from[q].n * size, false);
+    if (s->from) return;
     if (s->kind == COMM_ALL_GATHER || s->kind == COMM_ALL_TO_ALL) output *= (size_t)c->size;
     if (output == 0 || s->kind == COMM_SEND || s->kind == COMM_BARRIER || s->kind == COMM_SPLIT) return;
     if (s->kind == COMM_ALL_REDUCE || (s->kind == COMM_BROADCAST && s->peer == c->rank)) s->own = (char*)s->out;
@@ -51,10 +59,11 @@ static inline void comm_poison(const Comm* c, CommSlot* s) {
 
 // The backend of a communicator with one rank, where every operation is a copy.
 static inline void comm_alone_start(Comm* c, CommSlot* s) {
-    size_t bytes = s->n * comm_type_size(s->type);
+    size_t size = comm_type_size(s->type), bytes = s->n * size;
     flight_recorder_start(c->world->recorder, &s->record);
     s->event.started = now_seconds();
-    if (s->on_host && s->kind == COMM_ALL_GATHER) host_to_device(s->out, s->in, bytes);
+    if (s->to) device_copy(comm_part(s, s->out, *s->from), comm_part(s, s->in, *s->to), s->to->n * size);
+    else if (s->on_host && s->kind == COMM_ALL_GATHER) host_to_device(s->out, s->in, bytes);
     else if (s->on_host) device_to_host(s->out, s->in, bytes);
     else if (s->in && s->out && s->in != s->out) device_copy(s->out, s->in, bytes);
     s->event.finished = now_seconds();
@@ -78,22 +87,29 @@ static inline void comm_begin(Comm* c, CommSlot* s) {
     c->backend->start(c, s);
 }
 
-// peer is the other end or the root, a rank of c, or -1 if there is none. color belongs to a split. on_host: the shard
-// is in host memory.
-static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer,
-                                int color, bool on_host) {
+// Returns a slot for the next operation. peer is the other end or the root, a rank of c, or -1 if there is none. color
+// belongs to a split. on_host: the shard is in host memory.
+static inline CommSlot* comm_slot_take(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t,
+                                       int peer, int color, bool on_host) {
     CommSlot* s = &c->slots[c->issued % COMM_IN_FLIGHT];
     invariant(!s->live, "%s: %d operations are under way; %s, #%lld, was never waited for", c->name, COMM_IN_FLIGHT,
               comm_kind_names[s->kind], s->number);
     memset(s, 0, sizeof *s);
     s->kind = kind; s->type = t; s->n = n; s->peer = peer; s->color = color; s->out = out; s->in = in;
     s->on_host = on_host;
+    return s;
+}
+static inline CommOp comm_slot_issue(Comm* c, CommSlot* s) {
     s->number = c->issued++;
     s->live = true;
     if (!comm_note_issue(c, s)) s->begun = true; // left out
     else if (c->world->strict) comm_poison(c, s); // it begins at its wait
     else comm_begin(c, s);
     return s->number;
+}
+static inline CommOp comm_issue(Comm* c, CommKind kind, void* out, const void* in, size_t n, CommType t, int peer,
+                                int color, bool on_host) {
+    return comm_slot_issue(c, comm_slot_take(c, kind, out, in, n, t, peer, color, on_host));
 }
 
 // ---- the operations ----
@@ -122,6 +138,32 @@ static inline CommOp comm_all_to_all(Comm* c, void* out, const void* in, size_t 
               "%s: the two buffers of an all-to-all of %d x %zu %s overlap: give it separate ones", c->name, c->size, n,
               comm_type_name(t));
     return comm_issue(c, COMM_ALL_TO_ALL, out, in, n, t, -1, 0, false);
+}
+// Dies if this part of out overlaps a part of in, or the part of out of a rank before q.
+static inline void comm_require_apart(const Comm* c, const CommSlot* s, int q) {
+    const CommPart mine = s->from[q];
+    uintptr_t size = comm_type_size(s->type), a = (uintptr_t)comm_part(s, s->out, mine), end = a + mine.n * size;
+    for (int i = 0; i < c->size; i++)
+        for (int reads = i >= q; reads < 2; reads++) {
+            CommPart other = reads ? s->to[i] : s->from[i];
+            uintptr_t b = (uintptr_t)comm_part(s, reads ? s->in : s->out, other);
+            bool apart = mine.n == 0 || other.n == 0 || end <= b || b + other.n * size <= a;
+            invariant(apart, "%s: in an all-to-all-v the part from rank %d (%zu %s) overlaps the part %s rank %d: give"
+                      " it a place of its own", c->name, q, mine.n, comm_type_name(s->type), reads ? "to" : "from", i);
+        }
+}
+static inline CommOp comm_all_to_all_v(Comm* c, void* out, const CommPart* from, const void* in, const CommPart* to,
+                                       CommType t) {
+    CommSlot* s = comm_slot_take(c, COMM_ALL_TO_ALL_V, out, in, 0, t, -1, 0, false);
+    s->from = from;
+    s->to = to;
+    invariant(from[c->rank].n == to[c->rank].n, "%s: rank %d expects %zu %s of an all-to-all-v from itself and sends"
+              " itself %zu", c->name, c->rank, from[c->rank].n, comm_type_name(t), to[c->rank].n);
+    for (int q = 0; q < c->size; q++) {
+        comm_require_apart(c, s, q);
+        if (q != c->rank) s->n += to[q].n;
+    }
+    return comm_slot_issue(c, s);
 }
 static inline CommOp comm_broadcast(Comm* c, void* buf, size_t n, CommType t, int root) {
     comm_require_peer(c, COMM_BROADCAST, root);
