@@ -100,8 +100,8 @@ typedef struct {
     int all_own;                    // --owners: OWNERS_ONE or OWNERS_ALL
     double momentum;                // Muon's beta
     Owners owners;                  // which rank orthogonalises which matrix, and who holds its pieces
-    floatNS *held, *owned;          // (held_elements), (owned_elements): this rank's pieces; those of matrices it owns
-    floatNS *matrix, *work;         // (4C,C) one whole matrix; what Newton-Schulz needs for it
+    floatNS *held, *owned;          // (most_held) this rank's pieces; (most_owned) all pieces of the matrices it owns
+    floatNS *matrix, *work;         // (4C,C) one whole matrix; (muon_work) what Newton-Schulz needs for it
     GradMode grad_mode;             // whether this micro-batch overwrites the gradients or adds to them
     BlockActs acts[MAX_BLOCKS];     // owned, one per block; with recomputation, blocks share everything but res1
     floatX *branch;                 // (B,T,C) the output of half a block, before it is added to the residual stream
@@ -261,13 +261,12 @@ static void gpt2_init_ranges(GPT2* g) {
 
 static size_t muon_work(const GPT2* g) { return newton_schulz_work(4*g->config.C, g->config.C); }
 
-// Allocates Muon's scratch. The ranks' sizes differ, so that NCCL could not register it as MEMORY_COMMUNICATION.
+// Allocates Muon's scratch, of the same size on every rank, as NCCL's registered memory must be.
 static void gpt2_init_muon(GPT2* g) {
-    const Owners* o = &g->owners;
-    g->held = (floatNS*)device_alloc(o->held_elements * sizeof(floatNS), MEMORY_WORKSPACE);
-    g->owned = (floatNS*)device_alloc(o->owned_elements * sizeof(floatNS), MEMORY_WORKSPACE);
-    g->matrix = (floatNS*)device_alloc(o->largest * sizeof(floatNS), MEMORY_WORKSPACE);
-    g->work = (floatNS*)device_alloc(muon_work(g) * sizeof(floatNS), MEMORY_WORKSPACE);
+    g->held = (floatNS*)device_alloc(g->owners.most_held * sizeof(floatNS), MEMORY_COMMUNICATION);
+    g->owned = (floatNS*)device_alloc(g->owners.most_owned * sizeof(floatNS), MEMORY_COMMUNICATION);
+    g->matrix = (floatNS*)device_alloc(g->owners.largest * sizeof(floatNS), MEMORY_COMMUNICATION);
+    g->work = (floatNS*)device_alloc(muon_work(g) * sizeof(floatNS), MEMORY_COMMUNICATION);
 }
 
 // Allocates the activations that the forward pass keeps for the backward pass.
@@ -356,11 +355,11 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_GRADIENTS] = X * own * (grads_are_sharded(g) ? 1 : N);
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 8 : 4) * own + 4 * g->adamw_elements;
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
-    bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp);
+    bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp) // and the scratch of Muon
+        + sizeof(floatNS) * (g->owners.most_held + g->owners.most_owned + g->owners.largest + muon_work(g));
     if (grads_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * in_slots; // buckets
     if (params_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * in_slots; // gather buffers
-    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g)) + sizeof(floatNS) *
-                              (g->owners.held_elements + g->owners.owned_elements + g->owners.largest + muon_work(g));
+    bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
 }
 
 // Returns the bytes that this rank will send per step.

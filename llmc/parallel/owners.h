@@ -27,14 +27,14 @@ typedef struct {
 } MatrixPiece;
 
 typedef struct {
-    int N, rank;
+    int N, rank;            // all fields are 0 before owners_init
     int first, end;         // this rank orthogonalises matrices [first, end)
     int count;
     Matrix m[MAX_MATRICES]; // by owner, and those of an owner in the order of the model
     MatrixPiece* pieces;    // (count,N) owned
     double* flops;          // (N) that each rank computes per step, owned
     CommPart *held, *owned; // (N) owned: held[q] of this rank's pieces goes to rank q, which sends owned[q]
-    size_t held_elements, owned_elements; // in all of them
+    size_t most_held, most_owned; // elements of one rank's pieces, and of the matrices it orthogonalises, at most
     size_t largest;         // elements of the largest matrix
 } Owners;
 
@@ -75,48 +75,53 @@ static inline MatrixPiece matrix_piece(Matrix m, size_t begin, size_t n) {
     return p;
 }
 
+// Fills in the rank's part of every matrix, and what this rank exchanges with rank q.
+static inline void owners_init_pieces(Owners* o, GPT2Config c, int q, bool all_own) {
+    size_t at = 0, owned = 0, begin = q > 0 ? o->owned[q - 1].at + o->owned[q - 1].n : 0;
+    for (int i = 0; i < o->count; i++) {
+        size_t shard = shard_elements(c, o->m[i].unit, o->N);
+        MatrixPiece* p = &o->pieces[i * o->N + q];
+        *p = matrix_piece(o->m[i], (size_t)q * shard, shard);
+        p->at = at;
+        at += p->n;
+        if (all_own || o->m[i].owner == o->rank) owned += p->n;
+        CommPart* held = &o->held[o->m[i].owner];
+        if (q != o->rank) continue;
+        if (held->n == 0) held->at = p->at;
+        held->n += p->n;
+    }
+    o->owned[q] = (CommPart){ owned, begin };
+    o->most_held = size_max(o->most_held, at);
+    for (int w = 0; q == o->rank && all_own && w < o->N; w++) o->held[w] = (CommPart){ at, 0 }; // every rank gets all
+}
+
+// all_own: every rank orthogonalises all matrices. Otherwise each has one owner.
 static inline void owners_init(Owners* o, GPT2Config c, Comm* dp, bool all_own) {
-    int N = o->N = dp->size, rank = o->rank = dp->rank;
-    Matrix* model = new_array(Matrix, MAX_MATRICES); // in the order of the model
+    int N = o->N = dp->size;
+    o->rank = dp->rank;
     o->flops = new_array(double, N);
+    Matrix* model = new_array(Matrix, MAX_MATRICES); // in the order of the model
     int count = owners_list(model, c);
     owners_choose(model, count, o->flops, N);
-    o->count = 0;
-    for (int q = 0; q < N; q++)
-        for (int i = 0; i < count; i++) if (model[i].owner == q) o->m[o->count++] = model[i];
-    free(model);
-    o->pieces = new_array(MatrixPiece, count * N);
-    o->held = new_array(CommPart, N);
-    o->owned = new_array(CommPart, N);
     for (int q = 0; q < N; q++) {
-        size_t at = 0, owned = 0; // elements of rank q's pieces so far; and of those, to this rank
+        size_t owned = 0;
         for (int i = 0; i < count; i++) {
-            size_t shard = shard_elements(c, o->m[i].unit, N);
-            MatrixPiece* p = &o->pieces[i * N + q];
-            *p = matrix_piece(o->m[i], (size_t)q * shard, shard);
-            p->at = at;
-            at += p->n;
-            if (all_own || o->m[i].owner == rank) owned += p->n;
-            if (q != rank) continue;
-            CommPart* held = &o->held[o->m[i].owner];
-            if (held->n == 0) held->at = p->at;
-            held->n += p->n;
+            if (all_own || model[i].owner == q) owned += matrix_elements(model[i]);
+            if (model[i].owner == q) o->m[o->count++] = model[i];
         }
-        if (q == rank) o->held_elements = at;
-        o->owned[q].n = owned;
-        o->owned[q].at = o->owned_elements;
-        o->owned_elements += owned;
+        o->most_owned = size_max(o->most_owned, owned);
+        if (q < o->rank && !all_own) o->first = o->count;
+        if (q <= o->rank || all_own) o->end = o->count;
     }
-    for (int q = 0; all_own && q < N; q++) { // every rank gets all pieces
-        o->held[q].n = o->held_elements;
-        o->held[q].at = 0;
+    free(model);
+    for (int q = 0; all_own && q < N; q++) {
         o->flops[q] = 0;
         for (int i = 0; i < count; i++) o->flops[q] += matrix_flops(o->m[i]);
     }
-    o->first = 0;
-    o->end = count;
-    while (!all_own && o->first < count && o->m[o->first].owner < rank) o->first++;
-    while (!all_own && o->end > o->first && o->m[o->end - 1].owner > rank) o->end--;
+    o->pieces = new_array(MatrixPiece, count * N);
+    o->held = new_array(CommPart, N);
+    o->owned = new_array(CommPart, N);
+    for (int q = 0; q < N; q++) owners_init_pieces(o, c, q, all_own);
     o->largest = 4 * (size_t)c.C * (size_t)c.C;
 }
 
