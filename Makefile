@@ -148,7 +148,7 @@ build/tokenize build/train_bpe:
 endif
 
 # --- for people ---
-demo: train_gpt2_ddp train_gpt2_zero data/bpe/train.bin
+demo: train_gpt2_ddp train_gpt2_zero train_gpt2_muon data/bpe/train.bin
 	@BUILD=$(BUILD) sh dev/demo.sh $(DEMO)
 doctor:
 	@sh dev/doctor.sh

@@ -1,8 +1,8 @@
 #!/bin/sh
-# demo.sh - trains a small GPT-2 from scratch on 4 ranks that each keep a quarter of its state (ZeRO stage 3), lets it write, plots
-# its loss, and measures what a rank keeps with DDP and each stage of ZeRO. Takes about a minute on two cores.
+# demo.sh - trains a small GPT-2 from scratch with Muon, on 4 ranks that each keep a quarter of its state (ZeRO stage 3), lets it
+# write, plots its loss, and measures what a rank keeps with DDP and each stage of ZeRO. Takes about a minute on two cores.
 #
-#   make demo                             DEMO='--steps 100' adds options of train_gpt2_zero
+#   make demo                             DEMO='--steps 100' adds options of train_gpt2_muon
 #
 # The text is this course's own code, cut into 2048 tokens that build/train_bpe learned from it: a minute of bytes teaches less.
 # BUILD   folder of the programs (default build)    MPIRUN  how to start ranks (dev/on_ranks.sh)
@@ -13,7 +13,7 @@ cd "$(dirname -- "$0")/.."
 fail() { echo "error: $*" >&2; exit 1; }
 . dev/on_ranks.sh
 export BUILD="${BUILD:-build}"
-program=$BUILD/train_gpt2_zero out=$BUILD/demo data=${DATA:-data/bpe}
+program=$BUILD/train_gpt2_muon out=$BUILD/demo data=${DATA:-data/bpe}
 for file in "$program" "$data/train.bin"; do [ -e "$file" ] || fail "there is no $file; make demo makes it first"; done
 case ${MINUTES:-10} in *[!0-9]*) fail "MINUTES must be a whole number, not '$MINUTES'" ;; esac
 ranks_can_start 4

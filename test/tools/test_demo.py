@@ -18,10 +18,10 @@ def done(*arguments, **settings):
 
 # ---- the demo ----
 def test_the_demo_trains_samples_saves_and_says_what_each_program_keeps_and_how_to_go_on(tmp_path):
-    for name in "ddp", "zero": (tmp_path / f"train_gpt2_{name}").symlink_to(ROOT / program(f"train_gpt2_{name}"))
+    for name in "ddp", "zero", "muon": (tmp_path / f"train_gpt2_{name}").symlink_to(ROOT / program(f"train_gpt2_{name}"))
     run = done("dev/demo.sh", SMALL, "--batch-size 4 --steps 4 --eval-every 2 --eval-steps 1 --sample-every 2 --sample-tokens 8",
                ["--prompt", "It's 'so'"], env={"BUILD": tmp_path})
-    assert_says(run.out, "^sample after step 4:$", "^zero       stage 3: each rank keeps 1/4 of",
+    assert_says(run.out, "^sample after step 4:$", "^zero       stage 3: each rank keeps 1/4 of", "^owners     matrices .* rank 3: ",
                 f"^checkpoint: {tmp_path}/demo/step_00000004$", "^validation loss: .* at the end$")
     assert len(re.findall(r"^    4 (?:ddp|zero [123]) ", run.out, re.M)) == 4
     assert (tmp_path / "demo/metrics.jsonl").exists() and (tmp_path / "demo/step_00000004").is_dir()
@@ -29,7 +29,7 @@ def test_the_demo_trains_samples_saves_and_says_what_each_program_keeps_and_how_
 
 
 def test_a_slow_machine_trains_fewer_steps_and_says_so(tmp_path):
-    for name in "ddp", "zero": (tmp_path / f"train_gpt2_{name}").symlink_to(ROOT / program(f"train_gpt2_{name}"))
+    for name in "ddp", "zero", "muon": (tmp_path / f"train_gpt2_{name}").symlink_to(ROOT / program(f"train_gpt2_{name}"))
     run = done("dev/demo.sh", SMALL, "--batch-size 4 --eval-steps 1 --sample-tokens 8", env={"BUILD": tmp_path, "MINUTES": 0})
     assert_says(run.out, "^a step takes 0[.]. s here, so the demo trains 10 steps, not 400; DEMO='--steps 400' trains them all$",
                 "^step +10/10 ", f"^checkpoint: {tmp_path}/demo/step_00000010$", "--steps 20$")
