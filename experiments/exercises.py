@@ -11,7 +11,8 @@ anew, from all runs that the chapters quote as "doc/results/exercises.jsonl RUN"
 import itertools, os, re, shutil, sys
 import dev.lib as m
 
-USUAL = {"ddp": "--ranks 4 --batch-size 4 --bucket-mb 0.02", "zero": "--ranks 4 --batch-size 4", "muon": "--ranks 4 --batch-size 4", "fsdp": "--ranks 4 --batch-size 4",
+USUAL = {"ddp": "--ranks 4 --batch-size 4 --bucket-mb 0.02", "zero": "--ranks 4 --batch-size 4", "fsdp": "--ranks 4 --batch-size 4",
+         "muon": "--ranks 4 --batch-size 4",
          "tp": "--ranks 4 --batch-size 8 --tensor-parallel 2", "pp": "--ranks 2 --batch-size 4 --split 1,1",
          "cp": "--ranks 4 --batch-size 16 --cp ring --cp-balance zigzag",
          "3d": "--ranks 8 --batch-size 2 --mesh dp=2,tp=2,pp=2 --zero-stage 1",
