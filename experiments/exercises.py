@@ -12,6 +12,7 @@ import itertools, os, re, shutil, sys
 import dev.lib as m
 
 USUAL = {"ddp": "--ranks 4 --batch-size 4 --bucket-mb 0.02", "zero": "--ranks 4 --batch-size 4", "fsdp": "--ranks 4 --batch-size 4",
+         "muon": "--ranks 4 --batch-size 4",
          "tp": "--ranks 4 --batch-size 8 --tensor-parallel 2", "pp": "--ranks 2 --batch-size 4 --split 1,1",
          "cp": "--ranks 4 --batch-size 16 --cp ring --cp-balance zigzag",
          "3d": "--ranks 8 --batch-size 2 --mesh dp=2,tp=2,pp=2 --zero-stage 1",
@@ -29,7 +30,7 @@ def runs_of(text):
 
 def quoted():
     """The runs that the chapters quote, without how they are shown."""
-    text = "".join(file.read_text() for file in sorted(m.ROOT.glob("doc/0*.md")))
+    text = "".join(file.read_text() for file in sorted(m.ROOT.glob("doc/[01]*.md")))
     found = re.findall(r"doc/results/exercises\.jsonl\s+([^;]+?)\s*(?:--steps|--digits|;|-->)", text)
     return [run for words in found for run in runs_of(words)]
 

@@ -14,7 +14,7 @@ PROGRAMS = sorted(path.stem for path in (ROOT / "labs").glob("*.toml"))
 RUNS = {"single": (None, ""), "ddp": (2, ""), "zero": (2, ""), "fsdp": (2, ""), "tp": (2, "--tensor-parallel 2"),
         "pp": (2, "--pipeline-parallel 2 --split 1,1 --total-batch-size 256"), "compress": (2, "--compress int8"),
         "3d": (4, "--mesh dp=2,tp=2 --total-batch-size 256"),
-        "cp": (2, "--cp ring")}
+        "cp": (2, "--cp ring"), "muon": (2, "")}
 # the claims that a mistake fails
 MISTAKES = {
     "single": {"square-for-norm": "square factor decay whole",
@@ -34,7 +34,9 @@ MISTAKES = {
                  "divided-by-N-again": "summed-parts error-added blocks-keep same-bits"},
     "3d": {"norm-of-shards": "moments norm-of-shards", "axes-exchanged": "places hook"},
     "cp": {"a-hop-short": "ring-backward zigzag-right same-bits-in-a-ring", "half-too-many": "fewer-pieces",
-           "positions-of-others-kept": "gradient-of-positions same-bits same-bits-in-a-ring"}}
+           "positions-of-others-kept": "gradient-of-positions same-bits same-bits-in-a-ring"},
+    "muon": {"qkv-as-one": "matrices choice pieces momentum updates waits scale", "shorter-side": "momentum updates waits scale",
+             "own-rows": "whole updates waits"}}
 
 
 def make_lab(*arguments, cwd=ROOT):

@@ -12,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = ["single", "ddp", "zero", "fsdp", "tp", "pp", "compress", "3d", "cp", "zeropp"]
+PROGRAMS = ["single", "ddp", "zero", "fsdp", "tp", "pp", "compress", "3d", "cp", "zeropp", "muon"]
 NUMBERS = {program: number for number, program in enumerate(PROGRAMS, 1)}  # of the chapters
 CHAPTERS = {program: f"doc/{number:02}_{program}.md" for program, number in NUMBERS.items()} | {"zeropp": "doc/10_cluster.md"}
 NOTES = "dev/site/programs.toml"

@@ -1,5 +1,5 @@
 """Draws pictures for the documents: which program changes which, and communication, as four ranks and their buffers before and
-after each operation.
+after each operation; and the matrices of a block in ZeRO's shards and at their owners.
 
     python3 -m dev.tools.collectives [FOLDER]      writes FOLDER/NAME.svg; FOLDER is doc unless it is given
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from dev.site.programs import neighbours
 from dev.tools.svg import Svg
+from dev.tools.whole_matrices import MATRICES, owners
 
 N = 4
 COLOURS = ["#cfe3f3", "#ffe0b8", "#d5efd0", "#eed3ea"]
@@ -65,17 +66,17 @@ def draw(title, moments):
 
 
 PLACES = {  # of the programs: column, row, and a few words
-    "single": (0, 2, "one device"), "ddp": (1, 2, "data parallel"), "zero": (2, 0, "sharded, ZeRO 1-3"),
-    "fsdp": (3, 0, "fully sharded"), "zeropp": (4, 0, "ZeRO++, few bytes"), "tp": (2, 1, "tensor parallel"),
-    "pp": (2, 2, "pipeline parallel"), "3d": (3, 1.5, "one mesh of all"), "compress": (2, 3, "fewer bytes sent"),
-    "cp": (2, 4, "context parallel"),
+    "single": (0, 3, "one device"), "ddp": (1, 3, "data parallel"), "zero": (2, 1, "sharded, ZeRO 1-3"),
+    "fsdp": (3, 1, "fully sharded"), "zeropp": (4, 1, "ZeRO++, few bytes"), "muon": (3, 0, "ZeRO with Muon"),
+    "tp": (2, 2, "tensor parallel"), "pp": (2, 3, "pipeline parallel"), "3d": (3, 2.5, "one mesh of all"),
+    "compress": (2, 4, "fewer bytes sent"), "cp": (2, 5, "context parallel"),
 }
 
 
 def tree():
     """The programs as boxes, with an arrow from each base to the program that changes it."""
     wide, high, across, down = 128, 42, 168, 56
-    svg = Svg(4 * across + wide + 16, 4 * down + high + 16)
+    svg = Svg(4 * across + wide + 16, 5 * down + high + 16)
     at = {program: (8 + column * across, 8 + row * down) for program, (column, row, _) in PLACES.items()}
     for base, program in neighbours():
         x0, y0, x1, y1 = at[base][0] + wide, at[base][1] + high / 2, at[program][0] - 2, at[program][1] + high / 2
@@ -88,7 +89,58 @@ def tree():
     return str(svg)
 
 
+HALVES = {6: ["q", "k", "v", "proj"], 7: ["fc", "fcproj"]}  # by the rows of 1-D tensors that come first in the unit
+
+
+def pieces(ranks, C=256):
+    """[(matrix, rank, rows)]: what each rank's shards contain of a block's matrices, in rows of C elements."""
+    found = []
+    for vectors, names in HALVES.items():
+        sizes = {name: C * rows * columns for name, (rows, columns) in MATRICES.items() if name in names}
+        shard, at = -(-(vectors + sum(sizes.values())) // ranks), vectors
+        for name, size in sizes.items():
+            for rank in range(ranks):
+                n = min(at + size, (rank + 1) * shard) - max(at, rank * shard)
+                if n > 0: found.append((name, rank, n))
+            at += size
+    return found
+
+
+def draw_owners(ranks=3, blocks=4):
+    """The first block of the default model: who holds and who owns what, each piece as long as it is."""
+    owner, found = dict(owners(blocks, ranks)[:len(MATRICES)]), pieces(ranks)
+    holds, owns = (lambda name, rank: rank), (lambda name, rank: owner[name])
+    moments = {"momentum, in ZeRO's shards": (holds, holds), "at the owners: whole matrices": (owns, holds),
+               "updates, in the shards": (holds, owns)}
+    scale, high, gap, left = 0.2, 30, 60, 60
+    longest = [max(sum(n for name, rank, n in found if place(name, rank) == r) for r in range(ranks)) * scale
+               for place, _ in moments.values()]
+    svg = Svg(int(left + sum(longest) + 2 * gap + 16), 56 + ranks * (high + 10))
+    svg.text(12, 20, f"Muon: one block of the default model on {ranks} ranks", font_size=14, font_weight="bold")
+    x0 = left
+    for (word, (place, source)), wide in zip(moments.items(), longest):
+        svg.text(x0 + wide / 2, 42, word, "middle", fill="#555555")
+        if x0 > left:
+            x, y = x0 - gap + 12, 50 + ranks * (high + 10) / 2 - 5
+            svg.add("path", d=f"M {x:.0f} {y:.0f} h {gap - 24} m -8 -6 l 8 6 l -8 6", stroke="#555555", fill="none", stroke_width=2)
+        for r in range(ranks):
+            x, y = x0, 50 + r * (high + 10)
+            if x0 == left: svg.text(12, y + 19, f"rank {r}")
+            for name in MATRICES:
+                mine = [(rank, n * scale) for piece, rank, n in found if piece == name and place(name, rank) == r]
+                for rank, length in mine:
+                    svg.rect(x, y, length, high, COLOURS[source(name, rank)], stroke="#999999")
+                    x += length
+                if not mine: continue
+                wide_matrix = sum(length for _, length in mine)
+                svg.rect(x - wide_matrix, y, wide_matrix, high, "none", stroke="#222222", stroke_width=1.5)
+                svg.text(x - wide_matrix / 2, y + 19, name, "middle")
+        x0 += wide + gap
+    return str(svg)
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1] if sys.argv[1:] else "doc")
     for name, parts in PICTURES.items(): (folder / f"{name}.svg").write_text(draw(*parts))
     (folder / "programs.svg").write_text(tree())
+    (folder / "11_owners.svg").write_text(draw_owners())
