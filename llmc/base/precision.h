@@ -84,6 +84,20 @@ ALWAYS_INLINE floatX to_floatX(float x) { floatX r; r.bits = f16_bits_from_float
 #endif
 #endif
 
+// floatNS, the type of Muon's updates, is floatX. Only fp16 is replaced by fp32: the products of a Newton-Schulz iteration
+// would leave its narrow range.
+#if defined(PRECISION_FP16)
+typedef float floatNS;
+#define FLOATNS_DTYPE DTYPE_F32
+ALWAYS_INLINE float from_floatNS(floatNS x) { return x; }
+ALWAYS_INLINE floatNS to_floatNS(float x) { return x; }
+#else
+typedef floatX floatNS;
+#define FLOATNS_DTYPE FLOATX_DTYPE
+ALWAYS_INLINE float from_floatNS(floatNS x) { return to_float(x); }
+ALWAYS_INLINE floatNS to_floatNS(float x) { return to_floatX(x); }
+#endif
+
 // True if floatX is 16 bits wide: AdamW then needs fp32 master weights in addition to the parameters.
 #define NEEDS_MASTER (sizeof(floatX) < sizeof(float))
 

@@ -41,6 +41,7 @@ A Comm must stay where it is from comm_init or comm_split to comm_free; there is
 // The first three have DType's values.
 typedef enum { COMM_F32, COMM_BF16, COMM_F16, COMM_F64, COMM_BYTE } CommType;
 #define COMM_FLOATX ((CommType)FLOATX_DTYPE)
+#define COMM_FLOATNS ((CommType)FLOATNS_DTYPE)
 static inline size_t comm_type_size(CommType t) {
     return t == COMM_F64 ? 8 : t == COMM_BYTE ? 1 : dtype_size((DType)t);
 }
