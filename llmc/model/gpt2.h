@@ -76,6 +76,8 @@ static inline size_t block_elements(GPT2Config c) {
     return unit_elements(c, attention_unit(0)) + unit_elements(c, mlp_unit(0));
 }
 
+// Returns true if tensor t of unit u is a matrix of a block: with Muon, it has a momentum instead of AdamW's m and v.
+static inline bool is_block_matrix(int u, TensorInfo t) { return u > 0 && t.cols > 0; }
 static inline size_t tensor_elements(TensorInfo t) { return t.rows * (t.cols ? t.cols : 1); }
 static inline size_t tensor_stored_elements(TensorInfo t) { return t.stored_rows * (t.cols ? t.cols : 1); }
 

@@ -17,6 +17,7 @@ typedef struct {
     bool is_replicated;      // copies of another rank's elements, which count and are saved on that rank
     floatX *params, *grads;  // (n) views. params NULL: rounded from master when needed
     float *master, *m, *v;   // (n) views. master NULL: params are fp32 and their own master
+    float* momentum;         // (n) of Muon, a view, instead of m and v; NULL: AdamW updates the range
 } ParamRange;
 
 // Returns the range of elements [begin, begin+n) of unit u, in device memory. The caller sets the pointers.

@@ -72,8 +72,9 @@ static inline char* out_claim(const Options* o, double patience, bool makes) {
     return taken && makes && !o->resume ? other_run_under(o->out) : error; // one may have come and gone meanwhile
 }
 
-// The checkpoint to start from into r: false if neither --resume nor --init-from asks for one.
-static inline bool open_checkpoint(const Options* o, CheckpointReader* r) {
+// The checkpoint to start from into r: false if neither --resume nor --init-from asks for one. is_muon: the run's
+// optimizer.
+static inline bool open_checkpoint(const Options* o, bool is_muon, CheckpointReader* r) {
     require(!(o->resume && o->init_from[0]),
             "--resume and --init-from exclude each other: one continues a run, the other starts one");
     require(!o->resume || o->out[0], "--resume needs --out, the folder to continue from");
@@ -87,8 +88,7 @@ static inline bool open_checkpoint(const Options* o, CheckpointReader* r) {
             o->out);
     checkpoint_open(r, newest);
     free(newest);
-    require(r->state.has_optimizer,
-            "--resume: %s has weights only, no optimizer state; use --init-from to start from them", r->path);
+    checkpoint_require_optimizer(r, is_muon);
     require(r->state.seq_len == o->seq_len, "--resume: --seq-len was %lld when %s was written, not %lld",
             r->state.seq_len, r->path, o->seq_len);
     require(r->state.seed == o->seed, "--resume: --seed was %lld when %s was written, not %lld", r->state.seed, r->path,
@@ -168,6 +168,7 @@ typedef struct {
     CheckpointReader checkpoint;    // what the run starts from,
     bool from_checkpoint;           // if it starts from one
     GPT2Config config;
+    bool is_muon;                   // as in TrainState; set by the program, with its options
     DataLoader train, val;          // val only if --val-data is not empty
     uint64_t data_sum;              // data_checksum of --data
     long long tokens_per_step;
@@ -249,7 +250,7 @@ static inline void run_open(Run* run) {
     const Options* o = &run->o;
     layers_choose((AttentionChoice)o->attention, o->deterministic);
     if (o->tokenizer[0]) tokenizer_open(&run->tokenizer, o->tokenizer);
-    run->from_checkpoint = open_checkpoint(o, &run->checkpoint);
+    run->from_checkpoint = open_checkpoint(o, run->is_muon, &run->checkpoint);
     run->config = config_for_run(o, &run->table, &run->tokenizer, run->from_checkpoint ? &run->checkpoint : NULL);
     run->scaler = loss_scaler_init(o);
 }
@@ -407,6 +408,7 @@ static inline TrainState run_state(const Run* run, long long step) {
     state.config = run->config;
     state.dtype = FLOATX_DTYPE;
     state.has_optimizer = true;
+    state.is_muon = run->is_muon;
     state.step = step;
     state.epoch = run->train.next.epoch;
     state.position = run->train.next.position;

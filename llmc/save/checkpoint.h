@@ -3,7 +3,8 @@ checkpoint.h - the state of a run on disk. Every program can read it on any numb
 wrote it.
 
     OUT/step_00000100/model.safetensors      parameters in the precision of training, without the padding of wte
-                      optimizer.safetensors  fp32 master.NAME (if the model is in 16 bits), m.NAME, v.NAME
+                      optimizer.safetensors  fp32 master.NAME (if the model is in 16 bits); m.NAME and v.NAME, or with
+                                             Muon for each matrix of a block momentum.NAME
                       state.json             train_state.h: shape, step, data position, loss scale, options, checksums
                       errors_METHOD_00001_of_00004.safetensors  only by train_gpt2_compress: parallel/compress_state.h
 
@@ -295,11 +296,9 @@ static inline void checkpoint_publish(CheckpointWriter* w) {
 
 // Dies unless every element was written exactly once, by whichever rank.
 static inline void checkpoint_require_whole(const CheckpointWriter* w) {
-    uint64_t expected = gpt2_num_parameters(w->state.config);
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
-        uint64_t written = w->sums.elements[part];
-        bool is_whole = !checkpoint_has_part(&w->state, (CheckpointPart)part) || written == expected;
-        invariant(is_whole,
+        uint64_t written = w->sums.elements[part], expected = checkpoint_part_elements(&w->state, (CheckpointPart)part);
+        invariant(written == expected,
                   "%s: %llu of the %llu elements of \"%s\" were written: the ranks' shares do not add up to the model",
                   w->final_path, (unsigned long long)written, (unsigned long long)expected,
                   checkpoint_part_names[part]);
@@ -421,6 +420,8 @@ static inline const CheckpointOpenFile* checkpoint_use_file(CheckpointReader* r,
 static inline size_t checkpoint_read_some(CheckpointReader* r, CheckpointPart part, CheckpointPart stored_part,
                                           size_t place, size_t n, float* host) {
     const CheckpointPiece* p = checkpoint_find_piece(&r->pieces[stored_part], place);
+    invariant(p != NULL, "%s: element %zu of the model has no \"%s\" to read", r->path, place,
+              checkpoint_part_names[stored_part]);
     const CheckpointOpenFile* file = checkpoint_use_file(r, checkpoint_part_file(stored_part), p->shard);
     DType dtype = checkpoint_part_dtype(&r->state, stored_part);
     uint32_t buffer[1 << 14];
@@ -443,7 +444,7 @@ static inline CheckpointPart checkpoint_stored_part(const TrainState* s, Checkpo
 static inline void checkpoint_read_unit(CheckpointReader* r, CheckpointPart part, int u, size_t begin, size_t end,
                                         float* host) {
     CheckpointPart stored_part = checkpoint_stored_part(&r->state, part);
-    require(checkpoint_has_part(&r->state, stored_part),
+    require(stored_part == CHECKPOINT_MODEL || r->state.has_optimizer,
             "%s: holds weights only; start from it with --init-from instead of resuming", r->path);
     CheckpointRange range = { u, begin, end };
     memset(host, 0, (end - begin) * sizeof(float));
@@ -477,7 +478,7 @@ static inline void checkpoint_close(CheckpointReader* r) {
     for (int part = 0; part < CHECKPOINT_PARTS; part++) {
         CheckpointPart stored_part = checkpoint_stored_part(&r->state, (CheckpointPart)part);
         char* path = checkpoint_all_files_path(r->path, &r->state, checkpoint_part_file(stored_part));
-        bool all = r->sums.elements[part] == gpt2_num_parameters(r->state.config);
+        bool all = r->sums.elements[part] == checkpoint_part_elements(&r->state, stored_part);
         require(!all || r->sums.checksum[part] == r->stored[stored_part],
                 "%s: the values of \"%s\" do not match their checksum: the file is damaged; %s", path,
                 checkpoint_part_names[stored_part], r->remedy);
@@ -489,6 +490,16 @@ static inline void checkpoint_close(CheckpointReader* r) {
     free(r->state.options);
     free(r->path);
     free(r->remedy);
+}
+
+// Dies unless a run with this optimizer can continue from the checkpoint.
+static inline void checkpoint_require_optimizer(const CheckpointReader* r, bool is_muon) {
+    static const char* const names[] = { "AdamW", "Muon" };
+    require(r->state.has_optimizer,
+            "--resume: %s has weights only, no optimizer state; use --init-from to start from them", r->path);
+    require(r->state.is_muon == is_muon,
+            "--resume: %s has the state of %s, and this program trains with %s; --init-from loads the weights alone",
+            r->path, names[r->state.is_muon], names[is_muon]);
 }
 
 // Dies unless the checkpoint has the shape that the run asks for.

@@ -110,9 +110,11 @@ static inline int checkpoint_tensors(const TrainState* s, CheckpointFile f, Chec
     *tensors = new_array(CheckpointTensor, checkpoint_tensor_count(s->config) * CHECKPOINT_PARTS);
     for (int p = 0; p < CHECKPOINT_PARTS; p++) {
         CheckpointPart part = (CheckpointPart)p;
-        if (!checkpoint_has_part(s, part) || checkpoint_part_file(part) != f) continue;
+        if (checkpoint_part_file(part) != f) continue;
         for (int u = 0; u < gpt2_num_units(s->config); u++)
-            for (int i = 0; i < unit_tensors(u); i++) (*tensors)[count++] = checkpoint_tensor(s->config, part, u, i);
+            for (int i = 0; i < unit_tensors(u); i++)
+                if (checkpoint_has_tensor(s, part, u, i))
+                    (*tensors)[count++] = checkpoint_tensor(s->config, part, u, i);
     }
     qsort(*tensors, (size_t)count, sizeof **tensors, checkpoint_compare_tensors);
     return count;

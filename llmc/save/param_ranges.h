@@ -68,10 +68,16 @@ static inline void param_range_get(const ParamRange* p, void* host, const void* 
     else device_to_host(host, there, bytes);
 }
 
+// Returns a range's values (n) of a part in fp32: for the model those of its masters. NULL: it has none.
+static inline float* param_range_fp32(const ParamRange* p, CheckpointPart what) {
+    float* const values[CHECKPOINT_PARTS] = { p->master, p->master, p->m, p->v, p->momentum };
+    return values[what];
+}
+
 // ---- setting and loading ----
 
 // Sets the weights: random by seed, or a part of a checkpoint: its model, or its masters. The same with CHECKPOINT_M
-// and CHECKPOINT_V for AdamW's moments. Padding is not touched: it is 0.
+// and CHECKPOINT_V for AdamW's moments, and with CHECKPOINT_MOMENTUM for Muon's. Padding is not touched: it is 0.
 static inline void param_ranges_set_weights(const ParamRange* ranges, int num_ranges, GPT2Config c, uint64_t seed,
                                       CheckpointReader* from, CheckpointPart what) {
     float* host = new_array(float, STAGED);
@@ -79,8 +85,9 @@ static inline void param_ranges_set_weights(const ParamRange* ranges, int num_ra
     if (from) from->into = FLOATX_DTYPE;
     for (const ParamRange* p = ranges; p < ranges + num_ranges; p++) {
         RangeRuns runs = { c, seed, from, NULL, what, p->unit, (char*)host };
-        floatX* params = what == CHECKPOINT_M || what == CHECKPOINT_V ? NULL : p->params;
-        float* fp32 = what == CHECKPOINT_M ? p->m : what == CHECKPOINT_V ? p->v : p->master;
+        floatX* params = what <= CHECKPOINT_MASTER ? p->params : NULL;
+        float* fp32 = param_range_fp32(p, what);
+        if (params == NULL && fp32 == NULL) continue;
         for (size_t k = 0, n; k < p->n; k += n) {
             n = size_min(STAGED, p->n - k);
             param_range_runs(c, p, p->begin + k, p->begin + k + n, run_set, &runs);
@@ -93,9 +100,9 @@ static inline void param_ranges_set_weights(const ParamRange* ranges, int num_ra
     free(rounded);
 }
 
-// Loads all that a resumed run needs: weights from their masters, and AdamW's moments.
+// Loads all that a resumed run needs: weights from their masters, and the optimizer's state.
 static inline void param_ranges_load(const ParamRange* ranges, int num_ranges, CheckpointReader* from) {
-    for (int what = CHECKPOINT_MASTER; what <= CHECKPOINT_V; what++)
+    for (int what = CHECKPOINT_MASTER; what < CHECKPOINT_PARTS; what++)
         param_ranges_set_weights(ranges, num_ranges, from->state.config, 0, from, (CheckpointPart)what);
 }
 
@@ -104,8 +111,6 @@ static inline void param_ranges_load(const ParamRange* ranges, int num_ranges, C
 // Writes elements [k, k+n) of a range. host and rounded (n) are scratch.
 static inline void param_range_write(const ParamRange* p, RangeRuns* runs, size_t k, size_t n, float* host,
                                      floatX* rounded) {
-    const float* const state[CHECKPOINT_PARTS] = { NULL, p->master, p->m, p->v };
-    const CheckpointPart parts[] = { CHECKPOINT_MASTER, CHECKPOINT_M, CHECKPOINT_V };
     if (p->params) param_range_get(p, rounded, p->params + k, n * sizeof(floatX));
     else {
         param_range_get(p, host, p->master + k, n * sizeof(float));
@@ -115,10 +120,11 @@ static inline void param_range_write(const ParamRange* p, RangeRuns* runs, size_
     runs->host = (char*)rounded;
     param_range_runs(runs->config, p, p->begin + k, p->begin + k + n, run_write, runs);
     runs->host = (char*)host;
-    for (int i = 0; i < 3; i++) {
-        runs->what = parts[i];
-        if (!checkpoint_has_part(&runs->to->state, runs->what)) continue;
-        param_range_get(p, host, state[1 + i] + k, n * sizeof(float));
+    for (int what = CHECKPOINT_MASTER; what < CHECKPOINT_PARTS; what++) {
+        runs->what = (CheckpointPart)what;
+        const float* fp32 = param_range_fp32(p, runs->what);
+        if (fp32 == NULL || !checkpoint_has_part(&runs->to->state, runs->what)) continue;
+        param_range_get(p, host, fp32 + k, n * sizeof(float));
         param_range_runs(runs->config, p, p->begin + k, p->begin + k + n, run_write, runs);
     }
 }

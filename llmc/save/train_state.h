@@ -17,8 +17,10 @@ Checksums  are sums over elements of a hash of (bits, place), so they add up ove
 #define CHECKPOINT_MAX_STATE (16u << 20) // bytes of the largest state.json that is read
 #define CHECKPOINT_MAX_SHARDS (1 << 16)
 
-typedef enum { CHECKPOINT_MODEL, CHECKPOINT_MASTER, CHECKPOINT_M, CHECKPOINT_V, CHECKPOINT_PARTS } CheckpointPart;
-static const char* const checkpoint_part_names[CHECKPOINT_PARTS] = { "model", "master", "m", "v" };
+typedef enum {
+    CHECKPOINT_MODEL, CHECKPOINT_MASTER, CHECKPOINT_M, CHECKPOINT_V, CHECKPOINT_MOMENTUM, CHECKPOINT_PARTS
+} CheckpointPart;
+static const char* const checkpoint_part_names[CHECKPOINT_PARTS] = { "model", "master", "m", "v", "momentum" };
 
 // For each part, the checksum and the number of the elements that a rank wrote or read; and how many of the weights
 // that it read are too large for their new precision, with the place of the first of these. They add up over ranks.
@@ -38,6 +40,7 @@ typedef struct {
     GPT2Config config;
     DType dtype;               // of the parameters
     bool has_optimizer;        // false: weights only
+    bool is_muon;              // the matrices of blocks have a momentum; false: all tensors have AdamW's m and v
     long long step;            // steps done
     long long epoch, position; // of the data: the next sequence to be seen
     long long tokens;          // seen so far; -1: the checkpoint is older than this count
@@ -50,9 +53,23 @@ typedef struct {
     int shards;                // into how many files the model is cut, and the optimizer as well; 0: not cut
 } TrainState;
 
-// Returns true if a checkpoint has this part. A model in fp32 is its own master copy.
+// Returns true if a checkpoint has this part, of all tensors or some. A model in fp32 is its own master copy.
 static inline bool checkpoint_has_part(const TrainState* s, CheckpointPart part) {
-    return part == CHECKPOINT_MODEL || (s->has_optimizer && (part != CHECKPOINT_MASTER || s->dtype != DTYPE_F32));
+    bool is_used = part == CHECKPOINT_MASTER ? s->dtype != DTYPE_F32 : part != CHECKPOINT_MOMENTUM || s->is_muon;
+    return part == CHECKPOINT_MODEL || (s->has_optimizer && is_used);
+}
+// Returns true if it has this part of tensor i of unit u.
+static inline bool checkpoint_has_tensor(const TrainState* s, CheckpointPart part, int u, int i) {
+    bool has_momentum = s->is_muon && is_block_matrix(u, unit_tensor(s->config, u, i));
+    return checkpoint_has_part(s, part) && (part < CHECKPOINT_M || has_momentum == (part == CHECKPOINT_MOMENTUM));
+}
+// Returns the number of elements in a part.
+static inline size_t checkpoint_part_elements(const TrainState* s, CheckpointPart part) {
+    size_t n = 0;
+    for (int u = 0; u < gpt2_num_units(s->config); u++)
+        for (int i = 0; i < unit_tensors(u); i++)
+            if (checkpoint_has_tensor(s, part, u, i)) n += tensor_stored_elements(unit_tensor(s->config, u, i));
+    return n;
 }
 
 // ---- state.json ----
@@ -93,6 +110,7 @@ static inline char* train_state_text(const TrainState* s, const uint64_t checksu
                              "loss_scale", s->loss_scale, "good_steps", (json_int_t)s->good_steps,
                              "options", options, "checksums", sums);
     invariant(root != NULL, "state.json cannot be made: the loss scale is %g", s->loss_scale);
+    if (s->is_muon) json_object_set_new(root, "optimizer", json_string("Muon"));
     if (s->tokens >= 0) json_object_set_new(root, "tokens", json_integer(s->tokens));
     if (s->shards > 0) json_object_set_new(root, "shards", json_integer(s->shards));
     json_object_set_new(root, "checksum_of_this", train_state_checksum(root));
@@ -138,6 +156,15 @@ static inline DType train_state_dtype(const json_t* root, FileSource from) {
     for (int d = DTYPE_F32; d <= DTYPE_F16; d++)
         if (name != NULL && strcmp(name, dtype_name((DType)d)) == 0) return (DType)d;
     die("%s: \"dtype\" must be fp32, bf16 or fp16, not %s; %s", from.path, name ? name : "missing", from.remedy);
+}
+
+// Returns true if the optimizer is Muon. AdamW is not named.
+static inline bool train_state_is_muon(const json_t* root, FileSource from) {
+    const json_t* optimizer = json_object_get(root, "optimizer");
+    const char* name = json_string_value(optimizer);
+    require_file(from, optimizer == NULL || (name && strcmp(name, "Muon") == 0),
+                 "\"optimizer\" must be Muon, or missing if it is AdamW, not %s", name ? name : "another type");
+    return optimizer != NULL;
 }
 
 static inline void train_state_check_format(const json_t* root, FileSource from) {
@@ -189,6 +216,7 @@ static inline void train_state_parse(const char* text, size_t n, json_t** json, 
     memset(s, 0, sizeof *s);
     s->config = train_state_config(root, from);
     s->dtype = train_state_dtype(root, from);
+    s->is_muon = train_state_is_muon(root, from);
     train_state_numbers(root, s, from);
     bool is_sharded = json_object_get(root, "shards") != NULL;
     s->shards = is_sharded ? (int)train_state_integer(root, "shards", 1, CHECKPOINT_MAX_SHARDS, from) : 0;

@@ -447,9 +447,10 @@ def initial_weights_follow_their_numbers_and_have_gpt2s_distribution():
 
 
 # ---- pieces of a model ----
-MODEL, MASTER, M, V = range(4) # CheckpointPart
+MODEL, MASTER, M, V, MOMENTUM = range(5) # CheckpointPart
+STATE = {"m": M, "v": V, "momentum": MOMENTUM}
 FILL = 0x5a                    # bytes around arrays, and in those that nothing has written
-Cut = collections.namedtuple("Cut", "parts shares pieces seed has on_host", defaults=(1, 1, 1, 0, "params master", False))
+Cut = collections.namedtuple("Cut", "parts shares pieces seed has on_host muon", defaults=(1, 1, 1, 0, "params master", False, False))
 WHOLE, EVEN = Cut(), None # as a seed: equal shares, and the padding in the last one
 
 
@@ -460,9 +461,9 @@ def values_of(c):
         x = numbers(elements(c, u)).astype("f4")
         if u == 0: x[len(x) - (c.Vp - c.V) * c.C:] = 0
         return x
-    found = [[None] * 4 for _ in units(c)]
+    found = [[None] * 5 for _ in units(c)]
     for u in units(c):
-        for part in MASTER, M, V: found[u][part] = random(u)
+        for part in MASTER, *STATE.values(): found[u][part] = random(u)
         found[u][MODEL] = numbers_of(to_stored(found[u][MASTER])).astype("f4")
     return found
 
@@ -479,7 +480,7 @@ class Held:
 
 class Ranks:
     """One for each share of each part of the model. A unit's part is cut at random places into shares of so many pieces, some of
-    them empty; the share of a rank is `pieces` of each."""
+    them empty; the share of a rank is `pieces` of each. With Muon, a piece is cut once more where a block's matrices begin."""
 
     def __init__(self, c, cut):
         self.c, self.ranges, self.places, self.held, self.counts = c, [], [], [], []
@@ -488,7 +489,10 @@ class Ranks:
             for u in units(c):
                 own = np.concatenate([t.offset + in_part(t, part, cut.parts) for t in tensors(c, u)])
                 bounds = [0, *self.ends(u, cut, len(own)), len(own)][share * cut.pieces:(share + 1) * cut.pieces + 1]
-                for begin, end in zip(bounds, bounds[1:]): self.add(u, part, cut, begin, own[begin:end])
+                vectors = sum(in_part(t, part, cut.parts).size for t in tensors(c, u) if t.cols == 0)
+                matrices = vectors if cut.muon and u > 0 else len(own) + 1
+                if bounds[0] < matrices < bounds[-1]: bounds = sorted([*bounds, matrices])
+                for begin, end in zip(bounds, bounds[1:]): self.add(u, part, cut, begin, own[begin:end], begin >= matrices)
             self.counts.append(len(self.ranges) - sum(self.counts))
 
     def ends(self, u, cut, n):
@@ -499,9 +503,10 @@ class Ranks:
         if count > 2 and cut.seed % 3 == 1: ends[-1] = n # the last one is
         return ends
 
-    def add(self, u, part, cut, begin, places):
+    def add(self, u, part, cut, begin, places, has_momentum):
         held = {name: Held(len(places), STORED[on.precision] if name == "params" else np.dtype("f4"))
-                for name in [*cut.has.split(), *["master"] * (on.is_16 and "master" not in cut.has), "m", "v"]}
+                for name in [*cut.has.split(), *["master"] * (on.is_16 and "master" not in cut.has),
+                             *(["momentum"] if has_momentum else ["m", "v"])]}
         self.held.append(held)
         self.places.append(places)
         self.ranges.append(ParamRange(unit=u, part=part, parts=cut.parts, begin=begin, n=len(places), on_host=cut.on_host,
@@ -510,7 +515,7 @@ class Ranks:
     def fill(self, values):
         for p, places, held in zip(self.ranges, self.places, self.held):
             for name, h in held.items():
-                of = values[p.unit][{"m": M, "v": V}.get(name, MASTER)][places]
+                of = values[p.unit][STATE.get(name, MASTER)][places]
                 h.array[:] = to_stored(of) if name == "params" else of
 
     def check(self, values, weights=MASTER, moments=True):
@@ -519,9 +524,9 @@ class Ranks:
             for name, h in held.items():
                 h.assert_guards()
                 of = values[p.unit]
-                if name in "mv" and not moments: assert (h.whole == FILL).all(), f"{name} of unit {p.unit} was written"
+                if name in STATE and not moments: assert (h.whole == FILL).all(), f"{name} of unit {p.unit} was written"
                 else:
-                    want = of[{"m": M, "v": V, "params": MODEL}.get(name, weights)][places]
+                    want = of[(STATE | {"params": MODEL}).get(name, weights)][places]
                     want = to_stored(want) if name == "params" else want
                     assert (h.array == want).all(), f"{name} of unit {p.unit}, part {p.part} of {p.parts}, from {p.begin} on"
 
@@ -562,6 +567,7 @@ def check_cut(c, first, values, whole, cut, other, folder):
 
 @every_precision
 def initial_weights_and_a_checkpoints_bytes_are_the_same_from_any_ranks_and_it_loads_into_any_others():
+    """With AdamW and with Muon."""
     has = "params", "master", "params master"
     random = [(Cut(1, 1 + k % 4, 1 + k % 5, k, has[k % 3], k % 2 == 0), Cut(1, 1 + k % 5, 1, 3, on_host=True)) for k in range(10)]
     parts = [(Cut(4 if k % 2 else 2, 1 + k // 2, 1 + k % 4, k, has[k % 3], k == 2),
@@ -573,8 +579,11 @@ def initial_weights_and_a_checkpoints_bytes_are_the_same_from_any_ranks_and_it_l
         values, begun = values_of(c), [[initial(c, 5, u)] * 4 for u in units(c)]
         for of_unit in begun: of_unit[MODEL] = numbers_of(to_stored(of_unit[MASTER])).astype("f4")
         with tempfile.TemporaryDirectory() as folder:
-            whole = saved(c, WHOLE, values, Path(folder) / "whole")
-            for cut, other in cuts: check_cut(c, begun, values, whole, cut, other, Path(folder) / "cut")
+            for muon in False, True:
+                whole = saved(c, WHOLE._replace(muon=muon), values, Path(folder) / "whole")
+                for pair in cuts:
+                    cut, other = (by._replace(muon=muon) for by in pair)
+                    check_cut(c, begun, values, whole, cut, other, Path(folder) / "cut")
 
 
 @claim
@@ -598,9 +607,9 @@ TINY = GPT2Config(4, 10, 128, 2, 2, 4)
 NEWER, OLDER = "step_00000002", "step_00000001"
 
 
-def save_here(out, step=2, shards=0, keep=0):
+def save_here(out, step=2, shards=0, keep=0, muon=False):
     """By so many writers that each have files of their own; 0: in whole files."""
-    ranks = Ranks(TINY, Cut(1, shards or 1, seed=EVEN))
+    ranks = Ranks(TINY, Cut(1, shards or 1, seed=EVEN, muon=muon))
     ranks.fill(values_of(TINY))
     ranks.save(out, shards > 0, step, keep)
 
@@ -653,23 +662,32 @@ def edited(path, old, new):
 @claim
 def a_full_checkpoints_tensors_are_in_the_order_of_their_numbers():
     """Other programs may rely on these files, so it must never change."""
+    names = [name for name, *_ in ROOT] + [f"h.{l}.{name}" for l in range(2) for name in NUMBERED]
+    matrices = [x for x in names if x.startswith("h.") and x.endswith(".weight") and ".ln_" not in x]
     with checkpoints() as out:
         save(out)
-        names = [name for name, *_ in ROOT] + [f"h.{l}.{name}" for l in range(2) for name in NUMBERED]
-        for file, parts in ("model", [""]), ("optimizer", ["m.", "v."]):
-            data = (out / NEWER / f"{file}.safetensors").read_bytes()
+        save(out, 3, muon=True)
+        with_m, ends = [x for x in names if x not in matrices], []
+        for step, file, tensors_of in ((2, "model", {"": names}), (2, "optimizer", {"m.": names, "v.": names}),
+                                       (3, "optimizer", {"m.": with_m, "v.": with_m, "momentum.": matrices})):
+            data = (out / f"step_{step:08}/{file}.safetensors").read_bytes()
             header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
             assert header.pop("__metadata__") == {"format": "shard.c", "layout": "out_in"}
             places = sorted(x["data_offsets"] for x in header.values())
-            assert [header[part + name]["data_offsets"] for part in parts for name in names] == places
+            assert [header[part + name]["data_offsets"] for part, of_part in tensors_of.items() for name in of_part] == places
             assert [begin for begin, _ in places] == [0, *(end for _, end in places[:-1])] and len(places) == len(header)
-        assert json.loads(data[8:8 + int.from_bytes(data[:8], "little")])["m.wte"]["shape"] == [10, 4] # without the padding
+            assert header.get("m.wte", {"shape": [10, 4]})["shape"] == [10, 4] # without the padding
+            ends.append(places[-1][1])
+            assert len(data) == 8 + int.from_bytes(data[:8], "little") + ends[-1]
+        assert ends[1] - ends[2] == 4 * 2 * 12 * TINY.C**2, "Muon saves other than 4 bytes of each element of a block's matrices"
 
 
 @every_precision
 def the_state_of_a_run_is_stored():
     with checkpoints(2, 3) as out:
-        state = {step: json.loads((out / f"step_{step:08}/state.json").read_text()) for step in (2, 3)}
+        save(out, 4, muon=True)
+        state = {step: json.loads((out / f"step_{step:08}/state.json").read_text()) for step in (2, 3, 4)}
+        assert state[4]["optimizer"] == "Muon" and {*state[4]["checksums"]} == {*state[3]["checksums"], "momentum"}
         sums = state[2].pop("checksums")
         assert {*sums} == {"model", "m", "v", *["master"] * on.is_16} and len(state[2].pop("checksum_of_this")) == 16
         assert state[2] == {
@@ -691,6 +709,20 @@ def weights_at_a_path_of_their_own_remove_no_steps_and_resume_no_run():
             got, padding = filled("read_weights", "f4", n, path_of(out / f"imported{dtype}")), elements(TINY, 0) - np.arange(1, 473)
             assert (np.delete(got, padding) == np.delete(values, padding)).all() and (got[padding] == 0).all()
         assert entries(out) == ["imported0", "imported1", "imported2", "step_00000003"]
+
+
+@claim
+def a_run_resumes_from_a_state_of_its_own_optimizer_alone_and_the_others_weights_are_still_of_use():
+    with checkpoints() as out:
+        for muon, names in (False, ("AdamW", "Muon")), (True, ("Muon", "AdamW")):
+            save(out, 2, muon=muon)
+            lives(lambda: on.lib.resume_with(path_of(out / NEWER), muon)) # noqa: B023
+            dies(lambda: on.lib.resume_with(path_of(out / NEWER), not muon), # noqa: B023
+                 f"--resume: {out / NEWER} has the state of {names[0]}, and this program trains with {names[1]}; --init-from loads"
+                 " the weights alone")
+            filled("read_weights", "f4", sum(elements(TINY, u) for u in units(TINY)), path_of(out / NEWER))
+            part = M if muon else MOMENTUM # of a matrix
+            dies(lambda: on.lib.read_part(path_of(out / NEWER), part, 1, 24, 25), f'has no "{"m" if muon else "momentum"}" to read') # noqa: B023
 
 
 @claim
@@ -716,10 +748,10 @@ def any_flipped_bit_is_noticed_also_of_a_shard():
     files = ["state.json", "model.safetensors", "optimizer.safetensors"]
     shards = ["state.json", "model.safetensors.index.json", "optimizer.safetensors.index.json", "model-00001-of-00003.safetensors",
               "optimizer-00003-of-00003.safetensors"]
-    for names, shards in (files, 0), (shards, 3):
+    for names, shards, muon in (files, 0, False), (shards, 3, False), (files, 0, True), (shards, 3, True):
         with checkpoints() as out:
             save(out, 1)
-            save(out, 2, shards)
+            save(out, 2, shards, muon=muon)
             for name in names:
                 data, flips = (out / NEWER / name).read_bytes(), []
                 for place in [*range(8), *on.rng.integers(8, len(data), 40 if shards else 60)]:
@@ -788,6 +820,30 @@ def every_piece_of_a_shard_and_its_index_are_checked():
 
 
 @claim
+def with_muon_each_tensor_has_either_a_momentum_or_m_and_v():
+    with checkpoints() as out:
+        save(out, 2, 2, muon=True)
+        first, second = (f"optimizer-{k:05}-of-00002.safetensors" for k in (1, 2))
+        for file, old, new, *says in (
+                (second, '"momentum.h.1.fc.weight[50:64]"', '"m.h.1.fc.weight[50:64]"', second,
+                 "'m.h.1.fc.weight[50:64]' is not in state.json's model"),
+                (first, '"m.h.0.ln_1.bias[0:4]"', '"momentum.h.0.ln_1.bias[0:4]"', "'momentum.h.0.ln_1.bias[0:4]' is not in"),
+                (first, '"m.wte[0:8]"', '"momentum.wte[0:8]"', "'momentum.wte[0:8]' is not in state.json's model"),
+                (second, '"momentum.h.1.fc.weight[50:64]"', '"momentum.h.0.fc.weight[49:63]"',
+                 "49 of tensor 'momentum.h.0.fc.weight' is there twice"),
+                (first, '"momentum.h.0.qkv.weight[0:20]"', '"momentum.h.0.qkv.weight[1:21]"',
+                 "element 0 of tensor 'momentum.h.0.qkv.weight' is missing")):
+            check_damage(out / NEWER / file, [(edited(out / NEWER / file, old, new), *says)], NEWER)
+        path = out / NEWER / "state.json"
+        for old, new, says in (
+                ('"Muon"', '"AdamW"', '"optimizer" must be Muon, or missing if it is AdamW, not AdamW'),
+                ('"Muon"', "true", '"optimizer" must be Muon, or missing if it is AdamW, not another type'),
+                ('"optimizer"', '"optimiser"', "does not match its own checksum"),
+                ('"momentum": "', '"momentum": "0', 'no "momentum" of 16 hexadecimal digits')):
+            check_damage(path, [(edited(path, old, new), says)], "state.json")
+
+
+@claim
 def every_field_of_the_state_is_checked():
     with checkpoints() as out:
         save(out)
@@ -829,6 +885,7 @@ def what_is_written_must_be_the_whole():
     half, whole = [32, 44, 78, 44, 78], [elements(TINY, u) for u in units(TINY)]
     for shard, shards, begins, ends, part, of, *says in (
             (0, 0, True, whole, MASTER, (0, 0, 1), 'a checkpoint in fp32 with optimizer state has no part "master"'),
+            (0, 0, True, whole, MOMENTUM, (1, 24, 25), 'a checkpoint in fp32 with optimizer state has no part "momentum"'),
             (0, 2, True, half, M, (2, 60, 79), f"{NEWER}: element 50 of tensor 'm.h.0.fc.weight' is in none of the ranges that"),
             (1, 2, False, half, M, (2, 79, 80), f".tmp_{NEWER}/{SECOND}: cannot be written: No such file",
              "make it a folder that every rank sees or choose another --out"),

@@ -46,7 +46,7 @@ class ParamRange(ctypes.Structure):
     _fields_ = [*((name, ctypes.c_int) for name in "unit part parts".split()),
                 *((name, ctypes.c_size_t) for name in "begin n no_decay".split()),
                 ("on_host", ctypes.c_bool), ("is_replicated", ctypes.c_bool),
-                *((name, ctypes.c_void_p) for name in "params grads master m v".split())]
+                *((name, ctypes.c_void_p) for name in "params grads master m v momentum".split())]
 
 
 class StepLog(ctypes.Structure):

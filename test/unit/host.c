@@ -153,11 +153,12 @@ static TrainState state_at(long step, GPT2Config c) {
                          .tokens = step * 96, .seed = 1337, .adamw_t = step - 1, .loss_scale = 65536.5, .good_steps = step / 2,
                          .seq_len = 3, .options = options, .data_sum = step % 2 ? 0 : 0xfedc }; // older checkpoints have none
 }
-// As ranks_pieces_save.
+// As ranks_pieces_save. The optimizer is Muon if a piece has its momentum.
 void save_pieces(const char* out, const ParamRange* p, const int* counts, int ranks, GPT2Config c, bool sharded, long step, long keep) {
     TrainState s = state_at(step, c);
     CheckpointWriter first, w;
     memset(&first, 0, sizeof first);
+    for (int q = 0, k = 0; q < ranks; q++) for (int i = 0; i < counts[q]; i++, k++) if (p[k].momentum) s.is_muon = true;
     if (sharded) checkpoint_begin_sharded(out, &s);
     else checkpoint_begin(&first, out, &s);
     for (int q = 0; q < ranks; p += counts[q++]) {
@@ -189,17 +190,34 @@ size_t load_pieces(const char* path, ParamRange* p, const int* counts, int ranks
     return elements;
 }
 
-// Reads all of a checkpoint, in pieces.
+// Reads all of a checkpoint, in pieces: with Muon, m and v of the first elements of a block's unit, and the momentum of the others.
 void read_checkpoint(const char* path) {
     CheckpointReader r;
     checkpoint_open(&r, path);
     for (int part = 0; part < CHECKPOINT_PARTS; part++) for (int u = 0; u < gpt2_num_units(r.state.config); u++) {
         float host[100];
-        for (size_t begin = 0, n = unit_elements(r.state.config, u), piece; begin < n; begin += piece) {
+        size_t n = unit_elements(r.state.config, u), with_m = r.state.is_muon && u > 0 ? unit_no_decay(r.state.config, u) : n;
+        size_t begin = part == CHECKPOINT_MOMENTUM ? with_m : 0;
+        if (part == CHECKPOINT_M || part == CHECKPOINT_V) n = with_m;
+        for (size_t piece; begin < n; begin += piece) {
             piece = size_min(n - begin, 1 + philox(5, (uint64_t)part, begin).x[0] % 100);
             checkpoint_read_unit(&r, (CheckpointPart)part, u, begin, begin + piece, host);
         }
     }
+    checkpoint_close(&r);
+}
+void read_part(const char* path, int part, int u, size_t begin, size_t end) {
+    CheckpointReader r;
+    float host[100];
+    checkpoint_open(&r, path);
+    checkpoint_read_unit(&r, (CheckpointPart)part, u, begin, end, host);
+    checkpoint_close(&r);
+}
+// A run with one of the optimizers resumes.
+void resume_with(const char* path, bool is_muon) {
+    CheckpointReader r;
+    checkpoint_open(&r, path);
+    checkpoint_require_optimizer(&r, is_muon);
     checkpoint_close(&r);
 }
 // Weights only, all units' one after another, in any precision at exactly this path; and as they are read.
@@ -238,7 +256,7 @@ void write_wrongly(const char* out, GPT2Config c, int shard, int shards, bool be
     if (begins && shards > 0) checkpoint_begin_sharded(out, &s);
     if (shards > 0) checkpoint_attach_shard(&w, out, &s, shard, shards, ranges, gpt2_num_units(c));
     if (end > 0) { checkpoint_write_unit(&w, (CheckpointPart)part, u, begin, end, zeros); return; }
-    for (int k = 0; k < CHECKPOINT_PARTS; k++) w.sums.elements[k] = gpt2_num_parameters(c);
+    for (int k = 0; k < CHECKPOINT_PARTS; k++) w.sums.elements[k] = checkpoint_part_elements(&s, (CheckpointPart)k);
     ranks_checkpoint_commit(&w, 0);
 }
 const char* newest_checkpoint(const char* out) { return checkpoint_newest(out); }
