@@ -787,6 +787,7 @@ static void gpt2_options(GPT2* g, Run* run) {
     run_options(run, "train_gpt2_muon",
                 "train GPT-2 with Muon: each matrix has a rank that orthogonalises its momentum, which ZeRO shards");
     options_ranks(run);
+    run->is_muon = true; // checkpoints have a momentum for every matrix of a block
     g->zero_stage = 1;
     option_int(&run->table, "zero-stage", &g->zero_stage, 1, 3,
                "what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters");

@@ -139,20 +139,24 @@ static inline size_t owners_sent(const Owners* o, bool all_own) {
     return n;
 }
 
-// Prints the load of Newton-Schulz, which the busiest rank decides.
+// Prints what each rank orthogonalises per step: of many ranks, those with least and most to do.
 static inline void report_owners(const Owners* o, bool all_own) {
-    double most = 0, sum = 0;
-    int fewest_matrices = o->count, most_matrices = 0;
+    double sum = 0;
+    int least = 0, most = 0;
+    int* matrices = new_array(int, o->N);
+    for (int i = 0; i < o->count; i++)
+        for (int q = 0; q < o->N; q++) matrices[q] += all_own || o->m[i].owner == q;
     for (int q = 0; q < o->N; q++) {
-        int matrices = 0;
-        for (int i = 0; i < o->count; i++) matrices += all_own || o->m[i].owner == q;
-        if (matrices < fewest_matrices) fewest_matrices = matrices;
-        if (matrices > most_matrices) most_matrices = matrices;
-        most = fmax(most, o->flops[q]);
+        if (o->flops[q] < o->flops[least]) least = q;
+        if (o->flops[q] > o->flops[most]) most = q;
         sum += o->flops[q];
     }
-    printf("owners     %d matrices, %d to %d per rank; Newton-Schulz on the busiest rank %.3g GFLOPs per step, "
-           "%.3f of the mean\n", o->count, fewest_matrices, most_matrices, most / 1e9, most * o->N / sum);
+    printf("owners     matrices (GFLOPs of Newton-Schulz per step)");
+    for (int q = 0; q < o->N; q++)
+        if (o->N <= 8 || q == least || q == most)
+            printf("%s rank %d: %d (%.3g)", q > 0 ? "," : "", q, matrices[q], o->flops[q] / 1e9);
+    printf("; the busiest has %.3f of the mean\n", o->flops[most] * o->N / sum);
     fflush(stdout);
+    free(matrices);
 }
 #endif
