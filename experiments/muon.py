@@ -14,7 +14,8 @@ import dev.lib as m
 BPE = "--data data/bpe/train.bin --val-data data/bpe/val.bin --tokenizer data/bpe" # data of make demo
 BYTES = "--data data/train.bin --val-data data/val.bin --warmup-steps 10"
 SETTINGS = { # steps, options
-    "demo": (400, f"--layers 4 --heads 4 --channels 128 {BPE}"), "d4": (100, f"--model d4 {BYTES}"), "d6": (50, f"--model d6 {BYTES}")}
+    "demo": (400, f"--layers 4 --heads 4 --channels 128 {BPE}"),
+    "d4": (80, f"--model d4 {BYTES}"), "d6": (40, f"--model d6 {BYTES}")}
 OPTIMIZERS = {"AdamW": ("zero", (2e-3, 4e-3, 8e-3)), "Muon": ("muon", (8e-3, 16e-3, 32e-3))}
 OPTIONS = dict(settings=[*SETTINGS], seeds=[1, 2, 3], beside="")
 

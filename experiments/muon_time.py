@@ -5,7 +5,7 @@ what a step of Muon on one rank lasts longer. Newton-Schulz has 300 C^3 FLOPs in
 each of T tokens: 4.2 C/T as many, so formula says 4.2 C/T / (1 + 4.2 C/T). On several ranks with 512 tokens each, a matrix is
 orthogonalised by its owner (--owners one) or by all, and the formula says (1 + 4.2 C/T / N) / (1 + 4.2 C/T)."""
 import dev.lib as m
-from experiments.muon import SETTINGS
+from experiments.muon import SETTINGS, check
 
 OPTIONS, ROUNDS, TRUST = dict(settings=[*SETTINGS], tokens=[512, 1024, 2048, 4096], ranks=[2, 4], steps=5), 3, "these times"
 PROGRAMS = {"zero": "zero", "muon": "muon", "muon, all": "muon --owners all"}
