@@ -4,6 +4,7 @@ import json, os, re, shutil, subprocess, sys, time
 import pytest
 from dev.lib import Others, Results, Timed, share_of_others
 from dev.lib.experiment import note_others
+from experiments.muon import break_even
 from experiments.two_ranks import where_faster
 from kernels import gpus
 from suite import ROOT, TOKENS, Stored, assert_refused, assert_says, command, environment, executable, program, rest, succeeds
@@ -185,6 +186,36 @@ def test_scaling_has_medians_without_the_first_step_speed_up_efficiency_and_the_
     assert out.count("they cannot gain") == (os.cpu_count() < 4)  # ranks that take turns
 
 
+# Muon learns twice as fast with seed 1, and 1.6 times with seed 2; its best learning rate is the highest of the first three.
+# Its step lasts 1.5 times as long, and twice as long if every rank orthogonalises all.
+MUON = """
+if not first: sys.exit()
+muon, rate = sys.argv[0].endswith("muon"), float(options["--lr"]) if "--lr" in options else 0
+falls, best = (0.01 if options.get("--seed") == "1" else 0.008, 0.032) if muon else (0.005, 0.004)
+say(run={"channels": 128})
+ms = 200 if "--owners" in options else 150 if muon else 100
+for step in range(1, 4): say(step=step, loss=5, step_ms=1000 if step == 1 else ms)
+for step in range(0, int(options["--steps"]) + 1, int(options["--eval-every"]) or 1000):
+    say(step=step, val_loss=5 - falls * step + abs(rate / best - 1))
+"""
+
+
+@pytest.mark.rest
+def test_muon_and_adamw_are_compared_at_their_best_rates_at_equal_steps_and_equal_seconds(tmp_path):
+    for name in "zero", "muon": script(tmp_path / f"train_gpt2_{name}", MUON)
+    losses, times = tmp_path / "losses.jsonl", tmp_path / "times.jsonl"
+    out = succeeds("python3 -m experiments muon_time --settings demo --rounds 1 --into", times, env={"BUILD": tmp_path}).out
+    assert_says(out, r"^\| demo \| 2048 \| 100 ms \| 150 ms \| 33 % \| 21 % \|$",
+                r"^\| demo \| 4 \| .* \| x 1.50 \| 200 ms \| 0.75 \| 0.62 \|$")
+    out = succeeds("python3 -m experiments muon --settings demo --into", losses, "--beside", times, ["--seeds", "1 2"],
+                   env={"BUILD": tmp_path}).out
+    for row in ("| demo | 400 | 3.000 (3.000 to 3.000) | 1.400 (1.000 to 1.800) | 3.200 (3.000 to 3.400) | 1.80 (1.60 to 2.00) "
+                "| x 1.50 | x 1.20 |", "| demo | AdamW | 0.004: 3.000, 0.002: 3.500, 0.008: 4.000 |",
+                "| demo | Muon | 0.032: 1.000, 0.016: 1.500, 0.008: 1.750, 0.064: 2.000 |"): assert row in out.splitlines(), out
+    assert len(losses.read_text().splitlines()) == 1 + 4 + 5 + 2
+    assert break_even({"losses": [[0, 5], [100, 3]]}, {"losses": [[0, 5], [100, 4]]}) == 0.5
+
+
 CP = f"--data {TOKENS} --heads 4 --channels 16 --layers 2 --batch-size 4"
 
 
@@ -225,6 +256,10 @@ DDP = {r"DDP \| .* \| x 1.00 \| .*": 1}
     ("mesh_table --meshes 2x1x1z,1x2x2 --rounds 1 --steps 2 --layers 4 --channels 64 --seq-len 16", {
         fr"2 x 1 x 1, ZeRO \| 1 \| \| \| 0.9 MB \| {TIMES} \|": 1, r"(?:2 x 1 x 1, ZeRO|1 x 2 x 2) (?:\| [\d.]+ MB ){6}": 2,
         fr"1 x 2 x 2 \| 8 \| 0.6 MB \| 0.1 MB \| \| {TIMES} \| 88.\d %, [\d.]+ %": 1}),
+    # 4.2 C/T is 4.2 and 2.1 for one rank, and 0.52 for two
+    ("muon_time --settings d4 --rounds 1 --steps 3 --tokens 64,128 --ranks 2 --layers 1 --heads 2 --channels 64", {
+        r"d4 \| 64 \| \d+ ms \| \d+ ms \| -?\d+ % \| 81 %": 1, r"d4 \| 128 \| .* \| 68 %": 1,
+        r"d4 \| 2 \| \d+ ms \| \d+ ms \| x [\d.]+ \| \d+ ms \| [\d.]+ \| 0\.83": 1}),
     ("pp_split --stages 2 --schedules 1f1b --micro 2 --times 10,12,8", {r"2 \| .*": 2, r"2 \| .* 9,3 \| 97.0 % .*": 1}),
     ("tp_channels --rounds 1 --steps 2 --layers 1 --seq-len 16 --batch-size 2 --channels 128,256 --svg @/a.svg", {
         r"256 \| .* \| 4 \| .* \| 2 \| .* %": 1}),
@@ -419,6 +454,7 @@ say(step=1, loss=5, tokens_per_s=1, step_ms=1, comm_exposed_ms=0, comm_bytes=2, 
     ("recompute --quick",
      "DEVICE must be cpu, cuda or emulated, not 'nothing'(.|\n)*build/nothing/train_gpt2_fsdp could not be built"),
     ("recompute --quick --store", "--quick measures nothing"),
+    ("muon --settings d5", "--settings wants demo, d4, d6, not 'd5'"), ("muon_time --settings d5", "not 'd5'"),
     ("mesh_table --meshes 2x2", "--meshes wants meshes such as .* not '2x2'"),
     ("program_table --steps 1", "from 2 on"), ("zero_memory --programs tp,pp", "--programs begins with ddp"),
     ("compress_link --from doc/results/bench.jsonl", "bench.jsonl has no results of compress_link"),
