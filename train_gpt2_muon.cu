@@ -9,8 +9,8 @@ orthogonalises it and sends the pieces of the update back.
 --zero-stage    says what else is sharded, as in train_gpt2_zero.cu.
 
 Memory    per rank, in bytes: ZeRO's, less 4M/N, where M counts the elements of the blocks' matrices: Muon has one
-          moment for them, AdamW two. Scratch: M/N elements held, about as many owned, 4C^2 of one matrix, and 8C^2 for
-          Newton-Schulz of it.
+          moment for them, AdamW two. Scratch in elements of floatX: M/N for the pieces held, at least M/N for the
+          matrices owned, 4C^2 for one matrix, and 10C^2 for its Newton-Schulz.
 Sent      per rank and step, in elements of floatX: ZeRO's, and pieces to owners and back: 2M/N (N-1)/N on average.
           So with ZeRO-1 it is at most 1 + 1/N times as much. (In fp16, pieces are fp32.)
 Run       make train_gpt2_muon && mpirun -np 4 ./train_gpt2_muon            (--help lists the options)
