@@ -7,7 +7,7 @@ Overlap   A timeline simulates a rank. Compute and each queue of messages do one
 Compress  Gradients are packed before a message, during the backward pass, and unpacked after it. The bytes that this reads and
           writes (llmc/device/compress_api.h) are divided by --memory-bandwidth.
 Muon      When all gradients are there, pieces of matrices go to their owners. The step waits for the busiest rank's all-to-all and
-          for its Newton-Schulz, whose FLOPs are as fast as those of training: on a GPU a bound, because small products are slower.
+          for its Newton-Schulz, at the rate of training. On a GPU it takes longer: its products are small.
 """
 import math
 from collections import namedtuple
