@@ -1135,13 +1135,13 @@ def newton_schulz_multiplies_as_often_as_its_formula_says():
 
 @of("cuda")
 def plans_of_newton_schulz_are_never_timed_or_beside_a_sum_and_nobody_elses():
-    """Ranks that try algorithms may choose different ones."""
+    """Ranks that try algorithms may choose different ones. Nor does another place have other plans."""
     N = 32
     begin(1, N, N, 1, 1, PRODUCTS)
     on.lib.products_are_tried(True)
     on.lib.layers_overlap_sum(True)
-    a, out = ns(numbers(N, N)), unset(N, N)
-    raw("newton_schulz", a, unset_ns(on.lib.work_of_newton_schulz(N, N)), N, N)
+    out, work = unset(N, N), on.lib.work_of_newton_schulz(N, N)
+    for offset in 0, 1: raw("newton_schulz", ns(numbers(N, N), offset), unset_ns(work, offset), N, N)
     own, timed, fewer = plans(IN_USE), plans(TIMED), plans(FOR_FEWER_PROCESSORS)
     on.lib.layers_overlap_sum(False)
     raw("matmul_forward", out, normal(N, N), normal(N, N), None, N, N, N)
