@@ -16,7 +16,7 @@ BYTES = "--data data/train.bin --val-data data/val.bin --warmup-steps 10"
 SETTINGS = { # steps, options
     "demo": (400, f"--layers 4 --heads 4 --channels 128 {BPE}"),
     "d4": (80, f"--model d4 {BYTES}"), "d6": (40, f"--model d6 {BYTES}")}
-OPTIMIZERS = {"AdamW": ("zero", (2e-3, 4e-3, 8e-3)), "Muon": ("muon", (8e-3, 16e-3, 32e-3))}
+OPTIMIZERS = {"AdamW": ("zero", (1e-3, 2e-3, 4e-3)), "Muon": ("muon", (4e-3, 8e-3, 16e-3))}
 OPTIONS = dict(settings=[*SETTINGS], seeds=[1, 2, 3], beside="")
 
 
@@ -33,26 +33,28 @@ def tried(d, setting, optimizer):
     return sorted(d.runs(f"^{setting}, {optimizer}, [^,]*$"), key=lambda run: last(d.first(run)))
 
 
+def train(x, setting, optimizer, rate, seeds, half=False):
+    steps, model = SETTINGS[setting]
+    steps //= 1 + half
+    for x.round in seeds:
+        x.run(f"{setting}, {optimizer}, {rate:g}{', half' * half}", 1, OPTIMIZERS[optimizer][0], model,
+              f"--batch-size 32 --seq-len 64 --lr {rate:g} --eval-steps 4",
+              f"--steps {steps} --eval-every {max(steps // 10, 1)} --seed {x.round}",
+              keep=lambda run: dict(lr=rate, losses=run.losses))
+        x.d.write(x.into)
+
+
 def measure(x):
     for setting in x.o.settings:
-        for optimizer, (program, rates) in OPTIMIZERS.items():
-            def train(rate, seeds, half=False):
-                steps, model = SETTINGS[setting]
-                steps //= 1 + half
-                for x.round in seeds:
-                    x.run(f"{setting}, {optimizer}, {rate:g}{', half' * half}", 1, program, model,
-                          f"--batch-size 32 --seq-len 64 --lr {rate:g} --eval-steps 4",
-                          f"--steps {steps} --eval-every {max(steps // 10, 1)} --seed {x.round}",
-                          keep=lambda run: dict(lr=rate, losses=run.losses))
-                    x.d.write(x.into)
-            known, more = [], rates
+        for optimizer, (_, more) in OPTIMIZERS.items():
+            known = []
             while more:
-                for rate in more: train(rate, x.o.seeds[:1])
+                for rate in more: train(x, setting, optimizer, rate, x.o.seeds[:1])
                 known = sorted([*known, *more])
                 best = x.d.first(tried(x.d, setting, optimizer)[0])["lr"]
                 more = [best / 2] * (best == known[0]) + [best * 2] * (best == known[-1])
-            train(best, x.o.seeds[1:])
-            if optimizer == "Muon": train(best, x.o.seeds, half=True)
+            train(x, setting, optimizer, best, x.o.seeds[1:])
+            if optimizer == "Muon": train(x, setting, optimizer, best, x.o.seeds, half=True)
 
 
 def reach(losses, loss):
