@@ -25,7 +25,8 @@ ranks_launcher() {
     if ! is_open_mpi; then launcher=mpirun; return; fi
     cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
     [ "$(id -u)" != 0 ] || launcher_why='you are root'
-    [ "$1" -le "$cores" ] || launcher_why="${launcher_why:+$launcher_why; }there are more ranks than the $cores cores"
+    [ "$1" -le "$cores" ] ||
+        launcher_why="${launcher_why:+$launcher_why; }there are more ranks than the $cores core$([ "$cores" = 1 ] || echo s)"
     launcher="$(mpirun_command) --oversubscribe --bind-to none"
 }
 

@@ -135,7 +135,7 @@ END
     # Processes have other numbers inside; from here they are children of a child.
     first=$(pgrep -P $unshared)
     for i in $(seq 0 $((nodes - 1))); do pgrep -P "$first" -f "cluster.sh node $i\$" >"$state/node$i.pid"; done
-    echo "$nodes nodes, node0 to node$((nodes - 1)), of $ranks ranks each; links: $link"
+    echo "$nodes nodes, node0 to node$((nodes - 1)), of $ranks rank$([ "$ranks" = 1 ] || echo s) each; links: $link"
     echo "next: dev/cluster/run ./train_gpt2_ddp   (make cluster-down ends the cluster)"
 }
 
@@ -222,7 +222,7 @@ END
         enter "$i" slurmd -f "$state/slurm/slurm.conf" -N "node$i"
     done
     await 300 slurm_is_idle || fail "Slurm does not start: see $state/slurm/slurmctld.log"
-    echo "Slurm has $nodes nodes of $slots tasks; next: sh dev/cluster/cluster.sh on 0 sbatch dev/launch/slurm.sh"
+    echo "Slurm has $nodes nodes of $slots task$([ "$slots" = 1 ] || echo s); next: sh dev/cluster/cluster.sh on 0 sbatch dev/launch/slurm.sh"
 }
 
 # ---- down ----

@@ -101,8 +101,9 @@ static void output_finish(Output* o) {
     if (o->is_open) output_close(o);
     char *first = output_name(o, 0), *last = output_name(o, o->shards - 1), *next = output_name(o, o->shards);
     bool several = o->shards > 1;
-    printf("%s%s%s: %zu documents, %zu bytes, %zu tokens, %.3f bytes per token\n", first, several ? " to " : "", several ? last : "",
-           o->documents, o->bytes, o->tokens, (double)o->bytes / (double)(o->tokens - o->documents));
+    printf("%s%s%s: %zu document%s, %zu bytes, %zu tokens, %.3f bytes per token\n", first, several ? " to " : "",
+           several ? last : "", o->documents, o->documents == 1 ? "" : "s", o->bytes, o->tokens,
+           (double)o->bytes / (double)(o->tokens - o->documents));
     if (o->masked) printf("its mask%s: %zu tokens count in the loss\n", several ? "s" : "", o->counted);
     require(o->shard_tokens == 0 || !path_exists(next), "%s is from an earlier run, not part of this data; remove it and"
             " those after it, or a glob will find them too", next);
@@ -118,7 +119,7 @@ static void tokenize(Documents* d, const Tokenizer* t, double val_fraction) {
         output_document(&outputs[place < val_fraction ? VAL : TRAIN], t, d->text, d->length, d->prompt);
     }
     size_t all = outputs[TRAIN].documents + outputs[VAL].documents;
-    require(all > 0, "there is no text in the %d files given", d->num_paths);
+    require(all > 0, "there is no text in the %d file%s given", d->num_paths, d->num_paths == 1 ? "" : "s");
     for (int i = 0; i < (val_fraction > 0 ? SIDES : 1); i++)
         require(outputs[i].documents > 0, "no document is for %s, of %zu; give more, which --split may find, another"
                 " --val-fraction, or no --val-out", outputs[i].path, all);

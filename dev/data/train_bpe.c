@@ -85,7 +85,7 @@ static size_t count_words(Trainer* r, Documents* d) {
         }
         bytes += d->length;
     }
-    require(bytes > 0, "there is no text in the %d files given", d->num_paths);
+    require(bytes > 0, "there is no text in the %d file%s given", d->num_paths, d->num_paths == 1 ? "" : "s");
     return bytes;
 }
 

@@ -83,7 +83,7 @@ class Runs:
         """One run. launched: also one rank is started by the launcher; settings are those of m.train()."""
         m.note(f"  {self.name}{f', round {self.round}' if max(self.rounds, self.round) > 1 else ''}: {name}")
         settings = {"threads": m.environ("OMP_NUM_THREADS", 1)} | settings
-        return m.train(f"{name} on {ranks} ranks", self.program(program), m.QUIET, "--eval-every 0", *options,
+        return m.train(f"{name} on {ranks} rank{'s' * (ranks > 1)}", self.program(program), m.QUIET, "--eval-every 0", *options,
                        ranks=ranks if ranks > 1 or launched else None, **settings)
 
     def run(self, name, ranks, program, *options, keep=None, **settings):

@@ -264,7 +264,8 @@ def answer_model(o):
     m, groups = plan.shape, [group for group in groups_of(o, plan) if group.ways]
     tables = [table for group in groups for table in clock.tables(group)]
     def items():
-        yield f"model      {m.L} layers, {m.NH} heads, {m.C} channels, vocabulary {m.V}, context {m.T}: {m.parameters()} parameters"
+        yield (f"model      {m.L} layer{'s' * (m.L > 1)}, {m.NH} head{'s' * (m.NH > 1)}, {m.C} channels, vocabulary {m.V},"
+               f" context {m.T}: {m.parameters()} parameters")
         yield (f"step       {plan.B} x {plan.T} tokens in {micro_batches(plan)} per rank; {o.precision}, on a"
                f" {o.device.upper()}")
         for group in groups:

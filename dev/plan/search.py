@@ -100,8 +100,8 @@ def answer(o):
     columns = [*plain(("chunks", "micro", "kept")), ("bytes", "B", "bytes"), ("step ms", ".1f", "ms"), ("MFU", ".1%", "mfu"),
                ("most of the step", "", "most"), ("program", "", "program"), *COST]
     items = [f"{s.name}: {s.L} blocks, {s.C} channels, {s.NH} heads, {s.V} tokens, {1e-9 * s.parameters():.4g} B parameters",
-             f"{batch} x {o.T} tokens a step, on {o.N} ranks, each with one {chip.what} of {1e-9 * chip.memory:.4g} GB,"
-             f" {o.reserve:.4g} of these in reserve",
+             f"{batch} x {o.T} tokens a step, on {o.N} rank{'s' * (o.N > 1)}, each with one {chip.what} of"
+             f" {1e-9 * chip.memory:.4g} GB, {o.reserve:.4g} of these in reserve",
              f"{tried} ways of {len(results)} meshes and stages of ZeRO, of which {sum(row['fits'] for row in rows)} fit; of those"
              " that take as long the simplest is first",
              Table("mesh", columns, [row | {"ms": 1e3 * row.get("seconds", math.nan)} for row in rows])]

@@ -47,7 +47,8 @@ def losses(run):
     found, step, others, bubble = run.found, run.step, run.others, run.mean["bubble"]
     ranks, cores, of_step = found["local_ranks"], found["cores"], f"for {others['rest']:.1f} of {step:.1f} ms"
     rest = f"rest: a rank slept or had no core {of_step}; see what else runs on this machine"
-    if 0 < cores < ranks: rest = f"cores: {ranks} ranks share {cores}, and a rank had none {of_step}; start {cores} ranks here"
+    if 0 < cores < ranks: rest = (f"cores: {ranks} ranks share {cores}, and a rank had none {of_step}; start {cores} "
+                                  f"rank{'s' * (cores > 1)} here")
     slow, usual = (sum(causes[name] for name in ("computing", "rest", "data")) for causes in (found["slowest"], others))
     waiting = (f"slowest rank: ranks wait for slower ones for {others['waiting']:.1f} of {step:.1f} ms, and rank "
                f"{found['slowest_rank']} least; a step keeps it busy for {slow:.1f} ms and the others for {usual:.1f}; see what "

@@ -329,9 +329,9 @@ static inline void dataloader_stop(DataLoader* d) {
 // few sequences are left for a global batch (which may have been smaller then), the next epoch begins.
 static inline void dataloader_seek(DataLoader* d, long long epoch, long long position) {
     require(epoch >= 0 && position >= 0 && position <= d->num_sequences,
-            "%s: cannot continue at sequence %lld of epoch %lld: there are %lld sequences; give the same data and "
-            "--seq-len as before",
-            d->option, position, epoch, d->num_sequences);
+            "%s: cannot continue at sequence %lld of epoch %lld: the data has %lld sequence%s; give the same data "
+            "and --seq-len as before",
+            d->option, position, epoch, d->num_sequences, d->num_sequences == 1 ? "" : "s");
     dataloader_stop(d);
     DataCursor before = { epoch, position - d->shape.global_batch, d->accumulation - 1 };
     d->next = d->reading = dataloader_after(d, before);
@@ -407,15 +407,16 @@ static inline void dataloader_check(const DataLoader* d, const char* pattern) {
             d->option, pattern);
     if (d->use == DATA_EVAL) {
         require(d->num_sequences > 0,
-                "%s '%s': %zu tokens were found, at least 2 are needed: one to read and one to predict", d->option,
-                pattern, d->num_tokens);
+                "%s '%s': %zu token%s found, at least 2 are needed: one to read and one to predict", d->option,
+                pattern, d->num_tokens, d->num_tokens == 1 ? " was" : "s were");
         return;
     }
     require(d->num_sequences >= s.global_batch,
-            "%s '%s': %zu tokens (in %d shards) make %lld sequences of --seq-len %d and a last target, but a step on "
+            "%s '%s': %zu tokens (in %d shard%s) make %lld sequence%s of --seq-len %d and a last target, but a step on "
             "%d rank%s needs %lld; give more data,%s or a smaller --seq-len, --batch-size or --total-batch-size",
-            d->option, pattern, d->num_tokens, d->num_shards, d->num_sequences, s.T, s.ranks, s.ranks > 1 ? "s" : "",
-            s.global_batch, s.ranks > 1 ? " fewer ranks," : "");
+            d->option, pattern, d->num_tokens, d->num_shards, d->num_shards == 1 ? "" : "s", d->num_sequences,
+            d->num_sequences == 1 ? "" : "s", s.T, s.ranks, s.ranks > 1 ? "s" : "", s.global_batch,
+            s.ranks > 1 ? " fewer ranks," : "");
 }
 
 // Opens a .bin, a glob of .bin shards (in the order of their names) or a text file (tokenised in memory), and starts

@@ -67,10 +67,11 @@ static inline Axes axes_choose(const char* text, int N) {
         missing += a.size[k] == 0;
         if (a.size[k] == 0) rest = k; // the last one is dp
     }
-    require(missing > 0 || named == N, "--mesh %s is a mesh of %lld ranks, and %d were started; start %lld, or leave"
-            " out an axis: it takes the other ranks", text, named, N, named);
-    require(named <= N && N % named == 0, "--mesh %s: %lld does not divide %d ranks; start a multiple of %lld, or"
-            " choose other numbers", text, named, N, named);
+    require(missing > 0 || named == N, "--mesh %s is a mesh of %lld rank%s, and %d %s started; start %lld, or leave"
+            " out an axis: it takes the other ranks", text, named, named == 1 ? "" : "s", N, N == 1 ? "was" : "were",
+            named);
+    require(named <= N && N % named == 0, "--mesh %s: %lld does not divide %d rank%s; start a multiple of %lld, or"
+            " choose other numbers", text, named, N, N == 1 ? "" : "s", named);
     require(missing < 2 || rest == MESH_DP || named == N, "--mesh %s leaves %lld ranks, and names neither tp nor pp"
             " for them; name one of them, or start %lld ranks", text, N / named, named);
     for (int k = 0; k < MESH_AXES; k++) if (a.size[k] == 0) a.size[k] = k == rest ? (int)(N / named) : 1;

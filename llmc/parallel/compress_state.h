@@ -153,8 +153,9 @@ static inline void compress_load(Compress* c) {
     char lost[128] = "";
     if (own) snprintf(lost, sizeof lost, "; those of %s are lost", buckets);
     else if (there.ranks > 0)
-        snprintf(lost, sizeof lost, "; those of %s on %d ranks are lost", there.method, there.ranks);
-    printf("compress   %s has no errors of %s on %d ranks%s: they begin at 0%s\n", folder, mine.method, mine.ranks,
-           own ? " with these buckets" : "", lost);
+        snprintf(lost, sizeof lost, "; those of %s on %d rank%s are lost", there.method, there.ranks,
+                 there.ranks == 1 ? "" : "s");
+    printf("compress   %s has no errors of %s on %d rank%s%s: they begin at 0%s\n", folder, mine.method, mine.ranks,
+           mine.ranks == 1 ? "" : "s", own ? " with these buckets" : "", lost);
 }
 #endif

@@ -261,7 +261,8 @@ static inline void report_sharding(const Layout* y, const Sharding* options, int
                options->forward_prefetch ? ", and forward" : "", layout_gather_buffers(y, options) - 1);
     if (options->host_link > 0)
         printf("EMULATED LINK OF %g GBIT/S TO THE HOST (--emulate-host-link)\n", options->host_link);
-    if (options->sharding == SHARD_HYBRID) printf("replicas   %d, of %zu ranks each\n", N / (int)S, S);
+    if (options->sharding == SHARD_HYBRID)
+        printf("replicas   %d, of %zu rank%s each\n", N / (int)S, S, S == 1 ? "" : "s");
     fflush(stdout);
 }
 #endif

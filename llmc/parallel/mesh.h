@@ -38,8 +38,9 @@ static inline void options_mesh(OptionTable* table, const char** text) {
 
 // Dies if the model cannot be cut into n parts. option: the one that asked for them, for the message.
 static inline void mesh_check_model(const char* option, int n, GPT2Config c) {
-    require(c.NH % n == 0, "%s%d does not divide %d heads, and a head is not cut; choose --heads as a"
-            " multiple of %d, or fewer ranks that share a replica of the model", option, n, c.NH, n);
+    require(c.NH % n == 0, "%s%d does not divide %d head%s, and a head is not cut; choose --heads as a"
+            " multiple of %d, or fewer ranks that share a replica of the model", option, n, c.NH,
+            c.NH == 1 ? "" : "s", n);
     size_t multiple = 128; // of the padded vocabulary
     while (multiple % (size_t)n != 0) multiple += 128;
     require(c.Vp % n == 0, "%s%d does not divide the vocabulary, %d tokens with its padding; choose"
@@ -56,8 +57,8 @@ static inline void mesh_check_rows(TensorParallel options, int t, int B, int T) 
 // Dies if N ranks cannot form replicas of n ranks. Sets n to N if it is 0. option: the one that asked for n.
 static inline void mesh_check_ranks(const char* option, long long* n, int N) {
     if (*n == 0) *n = N;
-    require(N % *n == 0, "%s%lld does not divide %d ranks; start a multiple of %lld, or choose a divisor of %d",
-            option, *n, N, *n, N);
+    require(N % *n == 0, "%s%lld does not divide %d rank%s; start a multiple of %lld, or choose a divisor of %d",
+            option, *n, N, N == 1 ? "" : "s", *n, N);
 }
 
 // ---- the ranks ----

@@ -21,8 +21,8 @@ static inline SplitCosts split_costs(int Vp, int C) {
 // Dies if there are too few blocks: only the last chunk, which has the head, may have none. option: the one that asks
 // for p stages.
 static inline void split_check(const char* option, int L, int p, int v) {
-    require(p * v <= L, "%s%d with --chunks %d makes %d parts of the model, more than its %d blocks; lower"
-            " one of them, or choose --layers %d", option, p, v, p * v, L, p * v);
+    require(p * v <= L, "%s%d with --chunks %d makes %d parts of the model, more than its %d block%s; lower"
+            " one of them, or choose --layers %d", option, p, v, p * v, L, L == 1 ? "" : "s", p * v);
 }
 
 // Returns the cost of chunk number g of `chunks`, and of all chunks of a rank.

@@ -105,10 +105,11 @@ static inline char* first_lost_message(const Control* c, const ControlBytes* giv
             bool sends = k->way == WAY_SEND;
             long long theirs = messages_counted(given[k->peer], sends ? WAY_RECEIVE : WAY_SEND, k->communicator, q);
             if (k->issued == theirs) continue;
+            long long sent = sends ? k->issued : theirs, received = sends ? theirs : k->issued;
             RankLabel from = rank_label(c, sends ? q : k->peer), to = rank_label(c, sends ? k->peer : q);
-            return format_string("after step %lld: %lld messages went from %s to %s of %s, and %lld were received",
-                                 step, sends ? k->issued : theirs, from.text, to.text, k->communicator,
-                                 sends ? theirs : k->issued);
+            return format_string("after step %lld: %lld message%s went from %s to %s of %s, and %lld %s received",
+                                 step, sent, sent == 1 ? "" : "s", from.text, to.text, k->communicator, received,
+                                 received == 1 ? "was" : "were");
         }
     }
     return NULL;

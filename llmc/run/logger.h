@@ -210,7 +210,8 @@ static inline void logger_print_step(Logger* g, const StepLog* s) {
     double possible = device_peak_flops() * g->ranks * 1e-3 * s->step_ms;
     if (possible > 0 && s->flops > 0) printf(" | MFU %.1f%%", 100 * s->flops / possible);
     if (g->ranks > 1) printf(" | comm exposed %.1f ms", s->comm_exposed_ms);
-    if (s->masked) printf(" | %lld targets%s", s->counted, s->counted == 0 ? ": no loss, gradients are 0" : "");
+    if (s->masked) printf(" | %lld target%s%s", s->counted, s->counted == 1 ? "" : "s",
+                          s->counted == 0 ? ": no loss, gradients are 0" : "");
     if (s->loss_scale != 1) printf(" | loss scale %g", s->loss_scale);
     if (s->skipped) printf(" | skipped: gradients not finite");
     printf("\n");

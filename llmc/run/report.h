@@ -31,8 +31,8 @@ static inline bool memory_fits(const size_t predicted[MEMORY_KINDS]) {
 static inline void report_run(GPT2Config c, const char* memory, size_t on_host, long long tokens_per_step,
                               int accumulation, int recompute) {
     char offloaded[32];
-    printf("model      %d layers, %d heads, %d channels, vocabulary %d, context %d: %zu parameters\n",
-           c.L, c.NH, c.C, c.V, c.max_T, gpt2_num_parameters(c));
+    printf("model      %d layer%s, %d head%s, %d channels, vocabulary %d, context %d: %zu parameters\n",
+           c.L, c.L == 1 ? "" : "s", c.NH, c.NH == 1 ? "" : "s", c.C, c.V, c.max_T, gpt2_num_parameters(c));
     printf("device     %s; " FLOATX_NAME "; %s\n", device_name(), layers_description());
     printf("step       %lld tokens in %d micro-batch%s per rank\n", tokens_per_step, accumulation,
            accumulation == 1 ? "" : "es");

@@ -152,8 +152,8 @@ static inline void report_bubble(ActionTimes* t, Pipeline pipe) {
                 " imbalance, messages and jitter", 100 * b.busy / (b.busy + b.formula), 1e3 * b.formula);
     printf(" (build/schedule --trace shows which)\n");
     if (crowded)
-        printf("  %d ranks share %ld cores: the times of actions include waits for a core\n",
-               w->control.ranks.local_size, cores);
+        printf("  %d ranks share %ld core%s: the times of actions include waits for a core\n",
+               w->control.ranks.local_size, cores, cores == 1 ? "" : "s");
 }
 
 typedef struct { int blocks, slots; size_t bytes; } StageReport; // of a rank
@@ -184,9 +184,10 @@ static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipelin
     StageReport* all = (StageReport*)control_all_gather(&w->control, &mine, sizeof mine);
     double bubble = pipeline_bubble(pipe, 1, 1, 1), work = 3.0 * pipe.m;
     int replicas = mesh->dp->size, ranks = y->p * mesh->tp->size;
-    printf("pipeline   %d replica%s of the model, each in %d stages on %d ranks; %s: with equal times a bubble of"
-           " %.1f %% of a step, %.1f %% of the work\n", replicas, replicas == 1 ? "" : "s", y->count, ranks,
-           names[pipe.schedule], 100 * bubble / (work + bubble), 100 * bubble / work);
+    printf("pipeline   %d replica%s of the model, each in %d stage%s on %d rank%s; %s: with equal times a bubble"
+           " of %.1f %% of a step, %.1f %% of the work\n", replicas, replicas == 1 ? "" : "s", y->count,
+           y->count == 1 ? "" : "s", ranks, ranks == 1 ? "" : "s", names[pipe.schedule],
+           100 * bubble / (work + bubble), 100 * bubble / work);
     for (int q = 0; q < y->p; q++) {
         char text[32];
         AxesPlace place = { { 0, q, 0 } }; // tp, pp, dp: of the first replica

@@ -343,9 +343,9 @@ static inline CheckpointReader* run_read(Run* run, const ParamRange* ranges, int
                r->path, r->state.position, r->state.epoch);
     CheckpointErrors lost = checkpoint_errors(r->path);
     if (run->o.resume && !keeps_errors && lost.ranks > 0)
-        printf("start      its errors of compressed gradients, of %s on %d ranks, are lost, because this run keeps "
-               "none\n",
-               lost.method, lost.ranks);
+        printf("start      its errors of compressed gradients, of %s on %d rank%s, are lost, because this run "
+               "keeps none\n",
+               lost.method, lost.ranks, lost.ranks == 1 ? "" : "s");
     return r;
 }
 static inline void run_load(Run* run, const ParamRange* ranges, int num_ranges) {
@@ -389,9 +389,9 @@ static inline long long run_eval_begin(Run* run) {
     long long batches = run->o.eval_steps < run->val.num_batches ? run->o.eval_steps : run->val.num_batches;
     long long sequences = batches * run->val.shape.global_batch;
     require(dataloader_targets_of(&run->val, 0, 0, sequences) > 0,
-            "--val-data %s: by its mask no target of the first %lld sequences counts in the loss; evaluate more of "
-            "them with --eval-steps, or give other data",
-            run->o.val_data, sequences);
+            "--val-data %s: by its mask no target of the first %lld sequence%s counts in the loss; evaluate more "
+            "with --eval-steps, or give other data",
+            run->o.val_data, sequences, sequences == 1 ? "" : "s");
     dataloader_seek(&run->val, 0, 0);
     return batches * run->accumulation;
 }

@@ -105,7 +105,7 @@ def test_validation_data_of_which_no_token_counts_are_refused(tmp_path):
              tmp_path / "q.jsonl")
     assert_refused(train("single", TINY, "--steps 1 --batch-size 1 --total-batch-size 16 --eval-every 1 --eval-steps 1",
                          ["--val-data", tmp_path / "a.bin"]),
-                   "--val-data .*a.bin: by its mask no target of the first 1 sequences counts", "--eval-steps")
+                   "--val-data .*a.bin: by its mask no target of the first 1 sequence counts", "--eval-steps")
 
 
 def test_ranks_with_different_masks_do_not_begin(tmp_path):

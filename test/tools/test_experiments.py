@@ -447,7 +447,7 @@ say(step=1, loss=5, tokens_per_s=1, step_ms=1, comm_exposed_ms=0, comm_bytes=2, 
 @pytest.mark.parametrize("options, why", [
     ("compress_link --ranks 1", "one rank sends nothing"), ("compress_link --ratio 0", "wants a number above 0, not '0'"),
     ("speed_up --batch-size 1 --ranks 1,3,4", "4 sequences does not divide over 3"), ("speed_up --ranks 2,1", "must grow"),
-    rest("speed_up --no-such-option 1", "strong 1 on 1 ranks failed"), ("speed_up --ranks", "--ranks: expected one argument"),
+    rest("speed_up --no-such-option 1", "strong 1 on 1 rank failed"), ("speed_up --ranks", "--ranks: expected one argument"),
     ("speed_up recompute", "speed_up makes a table, which has options of its own: run it alone"),
     ("recompute --rounds many", "not 'many'"),
     ("no_such", "there is no experiment 'no_such'; there are .*recompute"), ("--no-such-option", "take only the options of --help"),

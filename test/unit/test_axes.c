@@ -29,6 +29,8 @@ TEST(what_is_no_mesh_or_none_of_these_ranks_is_refused) {
         { "tp=3", "3 does not divide 8 ranks" }, { "tp=16", "16 does not divide 8 ranks" },
         { "tp=1048576,pp=1048576", "1099511627776 does not divide 8 ranks" }, { "dp=4", "leaves 2 ranks, and names neither tp nor pp" } };
     for (size_t i = 0; i < COUNT(rows); i++) expect_error(axes_choose(rows[i][0], 8), "--mesh", rows[i][1]);
+    expect_error(axes_choose("dp=2,tp=1,pp=1", 1), "--mesh", "is a mesh of 2 ranks, and 1 was started; start 2");
+    expect_error(axes_choose("tp=2", 1), "--mesh", "2 does not divide 1 rank; start a multiple of 2");
 }
 
 // Every rank has a place of its own, and the place the rank.

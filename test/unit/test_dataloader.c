@@ -318,11 +318,12 @@ TEST(data_that_cannot_be_used_are_an_error_that_says_what_helps) {
     V_48.V = 48; V_100.V = 100;
     const struct { Attempt a; const char* says[8]; } cases[] = {
         { TRAIN("short.bin", shape(2, 8, 4, 0, 1)),
-          { "--data", "short.bin", "32 tokens", "3 sequences", "--seq-len 8", "needs 4", "smaller" } },
+          { "--data", "short.bin", "32 tokens (in 1 shard) make 3 sequences of --seq-len 8", "needs 4", "smaller" } },
+        { TRAIN("short.bin", shape(2, 16, 2, 0, 1)), { "make 1 sequence of --seq-len 16" } },
         { TRAIN("short.bin", shape(2, 32, 2, 0, 1)), { "32 tokens", "0 sequences", "--seq-len 32" } },
         { TRAIN("short.bin", shape(1, 8, 4, 3, 4)), { "make 3 sequences", "on 4 ranks needs 4", "more data, fewer ranks" } },
-        { EVALUATE("one.bin", one), { "--val-data", "one.bin", "1 tokens", "at least 2" } },
-        { EVALUATE("zero.bin", one), { "zero.bin", "0 tokens", "at least 2" } },
+        { EVALUATE("one.bin", one), { "--val-data", "one.bin", "1 token was found", "at least 2" } },
+        { EVALUATE("zero.bin", one), { "zero.bin", "0 tokens were found", "at least 2" } },
         // masks that are missing or count nothing
         { TRAIN("nothing_counts.bin", one), { "--data", "nothing_counts.bin", "no token counts", "--mask none" } },
         { TRAIN("some.bin", required), { "--mask required", "some.bin", "some.mask", "--prompt-field" } },

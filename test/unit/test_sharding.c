@@ -62,6 +62,7 @@ TEST(a_report_says_how_large_groups_are) {
         { { .wrap_blocks = 1, .wrap_halves = 1, .shards = 4, .limit_all_gathers = 2 }, "sharding full by half a block:" },
         { { .shards = 2, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "sharding hybrid by model: each rank keeps 1/2" },
         { { .shards = 2, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "buffers: 1 for the root, 0 for others\nreplicas   2, of 2 ranks each\n" },
+        { { .shards = 1, .sharding = SHARD_HYBRID, .limit_all_gathers = 2 }, "replicas   4, of 1 rank each\n" },
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         Sharding options = cases[i].options;
