@@ -26,7 +26,7 @@ DIFFER = "after step {} the parameters of unit 0 differ between rank 0 and rank 
     rest("fsdp", 4, "--sharding hybrid --shard-group 2", "1:7:bitflip", "differ"),
     # (A bit that flips in a rank's state is gathered by all nodes, so it cannot be found, as in FSDP without replicas.)
     rest("zeropp", 4, NODES, "2:7:kill", "rank 2 has died.* during step [67]"),
-    rest("muon", 4, "", "2:7:kill", "rank 2 has died.* during step [67]"), rest("muon", 3, "", "1:4:hang", HANGS.format("1")),
+    rest("muon", 4, "", "2:7:kill", "rank 2 has died.* during step [67]"), rest("muon", 4, "", "1:4:hang", HANGS.format("1")),
     ("tp", 4, "--tensor-parallel 2", "1:3:bitflip", DIFFER.format(3, 1)), # in what all ranks have
     ("pp", 4, "--layers 8", "3:3:bitflip", DIFFER.format(3, 3)),          # in one copy of the tied matrix
     ("cp", 4, f"{GROUPS} ring", "3:5:kill", "rank 3 has died.* during step 5"),
