@@ -18,7 +18,7 @@ for file in "$program" "$data/train.bin"; do [ -e "$file" ] || fail "there is no
 case ${MINUTES:-10} in *[!0-9]*) fail "MINUTES must be a whole number, not '$MINUTES'" ;; esac
 ranks_can_start 4
 # Later options overrule these.
-set -- --layers 4 --heads 4 --channels 128 --seq-len 64 --batch-size 8 --lr 4e-3 \
+set -- --layers 4 --heads 4 --channels 128 --seq-len 64 --batch-size 8 --lr 1.6e-2 \
     --data "$data/train.bin" --val-data "$data/val.bin" --tokenizer "$data" --log-every 20 --eval-every 100 --eval-steps 16 \
     --sample-every 1000000 --sample-tokens 200 --temperature 0.7 --prompt 'static void gpt2_' "$@"
 
