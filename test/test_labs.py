@@ -36,7 +36,7 @@ MISTAKES = {
     "cp": {"a-hop-short": "ring-backward zigzag-right same-bits-in-a-ring", "half-too-many": "fewer-pieces",
            "positions-of-others-kept": "gradient-of-positions same-bits same-bits-in-a-ring"},
     "muon": {"qkv-as-one": "matrices choice pieces momentum updates waits scale", "shorter-side": "momentum updates waits scale",
-             "own-rows": "whole updates waits"}}
+             "own-rows": "pieces whole updates waits"}}
 
 
 def make_lab(*arguments, cwd=ROOT):
