@@ -84,8 +84,8 @@ ALWAYS_INLINE floatX to_floatX(float x) { floatX r; r.bits = f16_bits_from_float
 #endif
 #endif
 
-// floatNS, the type of Muon's updates, is floatX, or fp32 where that is fp16: numbers of a Newton-Schulz iteration would
-// leave its narrow range.
+// floatNS, the type of Muon's updates, is floatX, or fp32 where that is fp16: numbers of a Newton-Schulz iteration
+// would leave its narrow range.
 #if defined(PRECISION_FP16)
 typedef float floatNS;
 #define FLOATNS_DTYPE DTYPE_F32

@@ -1,6 +1,6 @@
 /*
-newton_schulz.h - the iteration that orthogonalises Muon's updates, on every device: cpu/muon.h and cuda/muon.cuh have
-its steps.
+newton_schulz.h - the iteration that orthogonalises Muon's updates, on every device. cpu/muon.h and cuda/muon.cuh
+implement its steps.
 
 The products are m x m inside, where m is the smaller side, and no matrix is transposed in memory. For a wide X, A is
 X X^T and the next X is B X; for a tall one, A is X^T X and the next X is X B. B = aI + bA + cA^2 includes the identity,
@@ -14,10 +14,10 @@ another algorithm, and then other bits, for another alignment.
 #include "device_api.h"
 #include "layers_api.h"
 
-// out (n) = x / its norm, or 0 if that is 0. The sum is formed in an order that depends on n alone.
+// out (n) = x / its norm, or 0 if that is 0. The order of the sum depends only on n.
 static void newton_schulz_normalise(floatNS* out, const floatNS* x, size_t n);
 // out (M,N) = a b, where a (M,K) is stored as (K,M) if a_transposed, and b (K,N) as (N,K) if b_transposed. The bits
-// depend on the operands and shapes alone.
+// depend only on the operands and shapes.
 static void newton_schulz_product(floatNS* out, const floatNS* a, bool a_transposed, const floatNS* b,
                                   bool b_transposed, int M, int N, int K);
 // b (m,m) = aI + bA + cA^2, where b was A^2, and a (m,m) is A
