@@ -25,7 +25,8 @@ Before    train_gpt2_zero.cu: the same shards, with AdamW. New here: a table of 
 #include "llmc/model/param_range.h"    // defines: ParamRange, param_range, param_range_part
 #include "llmc/model/lr_schedule.h"    // defines: learning_rate, LossScaler
 #include "llmc/device/device.h"        // defines: device_*, host_to_device: memory on the device, and copies
-#include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, Muon
+#include "llmc/device/layers.h"        // defines: encoder, layernorm, matmul, attention, classifier, AdamW, StepStats
+#include "llmc/device/muon.h"          // defines: Muon, muon_*, newton_schulz*, floatNS
 #include "llmc/comm/comm.h"            // defines: Comm, CommOp, comm_*, ring_bytes: collectives, messages and waits
 #include "llmc/data/dataloader.h"      // defines: DataLoader, dataloader_next
 #include "llmc/parallel/shard.h"       // defines: Shard, shard_elements*, comm_finish, NO_OP, NO_UNIT, report_zero
@@ -729,8 +730,9 @@ static void muon_orthogonalise(GPT2* g) {
     comm_wait(g->dp, comm_all_to_all_v(g->dp, g->held, g->owners.held, g->owned, g->owners.owned, COMM_FLOATNS));
 }
 
-// The elements of U V^T (rows,cols) have a size of about 1/sqrt(max(rows, cols)). Times this it is about 0.2, as that of
-// AdamW's updates, so that one learning rate and one decay do for both (Liu et al. 2025, arXiv 2502.16982, section 2.2).
+// The elements of U V^T (rows,cols) have a size of about 1/sqrt(max(rows, cols)). Times this it is about 0.2, as is
+// that of AdamW's updates, so both can share a learning rate and a decay (Liu et al. 2025, arXiv 2502.16982, section
+// 2.2).
 static float muon_scale(Matrix m) { return 0.2f * sqrtf((float)(m.rows > m.cols ? m.rows : m.cols)); }
 
 // Subtracts the updates from this rank's pieces of the weights.

@@ -12,7 +12,7 @@ another algorithm, and then other bits, for another alignment.
 #ifndef LLMC_NEWTON_SCHULZ_H
 #define LLMC_NEWTON_SCHULZ_H
 #include "device_api.h"
-#include "layers_api.h"
+#include "muon_api.h"
 
 // out (n) = x / its norm, or 0 if that is 0. The order of the sum depends only on n.
 static void newton_schulz_normalise(floatNS* out, const floatNS* x, size_t n);

@@ -8,7 +8,7 @@ rank computes the same table, and nothing of it is saved.
 */
 #ifndef LLMC_OWNERS_H
 #define LLMC_OWNERS_H
-#include "../device/layers.h"
+#include "../device/muon.h"
 #include "shard.h"
 
 enum { BLOCK_MATRICES = 6, MAX_MATRICES = BLOCK_MATRICES * MAX_BLOCKS }; // q, k, v, proj, fc, fcproj

@@ -1,6 +1,6 @@
 /*
-owners_run.h - the answer of --predict (predict.h) for Muon, whose ranks send and compute different amounts. Rank 0 keeps
-most: the vectors, which have a second moment, come first in every unit.
+owners_run.h - the answer of --predict (predict.h) for Muon, whose ranks send and compute different amounts. Rank 0
+keeps most: the vectors, which have a second moment, come first in every unit.
 */
 #ifndef LLMC_OWNERS_RUN_H
 #define LLMC_OWNERS_RUN_H

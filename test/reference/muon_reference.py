@@ -9,8 +9,8 @@ import os
 
 import torch
 
-from make_reference import (HERE, RUN, batch_of, finish_step, initial_model, our_tensors, read_tokens, sequence_order, write_metrics,
-                            write_safetensors)
+from make_reference import (HERE, RUN, batch_of, finish_step, initial_model, our_tensors, read_tokens, sequence_order,
+                            write_metrics, write_safetensors)
 
 FOLDER = os.path.join(HERE, "muon")
 

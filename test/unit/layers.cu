@@ -1,4 +1,4 @@
-// layers.cu - the layers as a shared library, build/layers.so: every function of layers_api.h and compress_api.h by its plain name,
+// layers.cu - the layers as a shared library, build/layers.so: every function of the *_api.h by its plain name,
 // for test/kernels/check_layers.py. It is C on the CPU, and CUDA on a GPU or under the emulator. Functions that the tests need in
 // addition follow the layers: inline ones, single kernels, and facts about matrix products.
 #include "../../llmc/base/precision.h"
@@ -13,10 +13,12 @@ static double products_flops;
 #define COUNT_PRODUCT(M, N, K) (products_flops += 2.0 * (M) * (N) * (K)) // of newton_schulz, as the library is asked for them
 #include "../../llmc/device/compress_api.h" // declared as C, they are C++ functions with plain names
 #include "../../llmc/device/device_api.h"
+#include "../../llmc/device/muon_api.h"
 #ifdef __CUDACC__
 }
 #endif
 #include "../../llmc/device/compress.h"
+#include "../../llmc/device/muon.h"
 #ifdef __CUDACC__
 extern "C" {
 #endif

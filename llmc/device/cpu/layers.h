@@ -15,7 +15,6 @@ and partial sums are combined in the order of the pieces. (Matrix products are t
 #include "classifier.h"
 #include "stats.h"
 #include "adamw.h"
-#include "muon.h"
 
 // Lays out one sub-array after another, each starting on a cache line. memory NULL: computes only the sizes.
 // Returns the bytes.

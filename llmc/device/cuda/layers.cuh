@@ -16,7 +16,6 @@ first, then the layers in the order of the includes below.
 #include "classifier.cuh"
 #include "stats.cuh"
 #include "adamw.cuh"
-#include "muon.cuh"
 
 // Whether attention is available as chosen is checked when the shapes are known,
 // by layers_workspace_bytes or layers_init.
