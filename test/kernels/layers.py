@@ -80,7 +80,7 @@ def type_of(text):
 def prototypes():
     """{function: (type of the result, [(type, whether it points to what is written)])} of the contract, layers.cu and host.c."""
     found = {}
-    contracts = [ROOT / "llmc/device" / name for name in ("layers_api.h", "compress_api.h", "device_api.h")]
+    contracts = [ROOT / "llmc/device" / name for name in ("layers_api.h", "muon_api.h", "compress_api.h", "device_api.h")]
     for path in *contracts, ROOT / "test/unit/layers.cu", ROOT / "test/unit/host.c":
         text = re.sub(r"//.*", "", path.read_text())
         for result, name, inside in re.findall(r"^([A-Za-z][\w ]*?[ *]+)(\w+)\(([^()]*)\)\s*[;{]", text, re.M):

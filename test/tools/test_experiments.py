@@ -187,16 +187,18 @@ def test_scaling_has_medians_without_the_first_step_speed_up_efficiency_and_the_
 
 
 # Muon learns twice as fast with seed 1, and 1.6 times with seed 2; its best learning rate is the highest of the first three.
-# Its step lasts 1.5 times as long, and twice as long if every rank orthogonalises all.
+# AdamW's best one is unlucky with seed 1, and a short warm-up costs AdamW 0.7. Muon's step lasts 1.5 times as long, and twice as
+# long if every rank orthogonalises all.
 MUON = """
 if not first: sys.exit()
 muon, rate = sys.argv[0].endswith("muon"), float(options["--lr"]) if "--lr" in options else 0
 falls, best = (0.01 if options.get("--seed") == "1" else 0.008, 0.016) if muon else (0.005, 0.002)
+lost = 0 if muon else 0.6 * (rate == best and options.get("--seed") == "1") + 0.7 * (options.get("--warmup-steps") == "20")
 say(run={"channels": 128})
 ms = 200 if "--owners" in options else 150 if muon else 100
 for step in range(1, 4): say(step=step, loss=5, step_ms=1000 if step == 1 else ms)
 for step in range(0, int(options["--steps"]) + 1, int(options["--eval-every"]) or 1000):
-    say(step=step, val_loss=5 - falls * step + abs(rate / best - 1))
+    say(step=step, val_loss=5 - falls * step + abs(rate / best - 1) + lost)
 """
 
 
@@ -209,10 +211,12 @@ def test_muon_and_adamw_are_compared_at_their_best_rates_at_equal_steps_and_equa
                 r"^\| demo \| 4 \| .* \| x 1.50 \| 200 ms \| 0.75 \| 0.62 \|$")
     out = succeeds("python3 -m experiments muon --settings demo --into", losses, "--beside", times, ["--seeds", "1 2"],
                    env={"BUILD": tmp_path}).out
-    for row in ("| demo | 400 | 3.000 (3.000 to 3.000) | 1.400 (1.000 to 1.800) | 3.200 (3.000 to 3.400) | 1.80 (1.60 to 2.00) "
-                "| x 1.50 | x 1.20 |", "| demo | AdamW | 0.002: 3.000, 0.001: 3.500, 0.004: 4.000 |",
-                "| demo | Muon | 0.016: 1.000, 0.008: 1.500, 0.004: 1.750, 0.032: 2.000 |"): assert row in out.splitlines(), out
-    assert len(losses.read_text().splitlines()) == 1 + 4 + 5 + 2
+    for row in ("| demo | 400 | 3.300 (3.000 to 3.600) | 1.400 (1.000 to 1.800) | 3.200 (3.000 to 3.400) | 2.23 (1.60 to 2.86) "
+                "| x 1.50 | x 1.49 |", "| demo | AdamW | 0.001 (80): 3.500 3.500, 0.002 (80): 3.600 3.000, 0.0005 (80): 3.750, "
+                "0.004 (80): 4.000, 0.001 (20): 4.200, 0.002 (20): 4.300, 0.0005 (20): 4.450, 0.004 (20): 4.700 |",
+                "| demo | Muon | 0.016 (20): 1.000 1.800, 0.008 (20): 1.500 2.300, 0.004 (20): 1.750, 0.032 (20): 2.000 |"):
+        assert row in out.splitlines(), out
+    assert len(losses.read_text().splitlines()) == 1 + 8 + 2 + 4 + 2 + 2
     assert break_even({"losses": [[0, 5], [100, 3]]}, {"losses": [[0, 5], [100, 4]]}) == 0.5
 
 
