@@ -1,9 +1,9 @@
 /*
 Train GPT-2 with Muon, sharded: AdamW looks at one element at a time, so ZeRO may cut its state anywhere. Muon (Jordan
-2024, kellerjordan.github.io/posts/muon) needs whole matrices: it replaces the momentum of a matrix U S V^T by about
-U V^T, by products of the matrix with itself (Newton-Schulz). Gradients, weights and momentum stay in ZeRO's shards,
-which end inside matrices. Once per step each rank sends its pieces of every momentum to the matrix's owner, which
-orthogonalises it and sends the pieces of the update back.
+2024, kellerjordan.github.io/posts/muon) needs whole matrices: it replaces a momentum U S V^T with roughly U V^T,
+computed from products of the matrix with itself (Newton-Schulz), so each row of an update depends on all other rows.
+Gradients, weights and momentum stay in ZeRO's shards, which end inside matrices. Once per step each rank sends its
+pieces of every momentum to the matrix's owner, which orthogonalises it and sends the pieces of the update back.
 
 --owners all    every rank gets all pieces and orthogonalises all matrices: the same bits, only slower, for comparison.
 --zero-stage    says what else is sharded, as in train_gpt2_zero.cu.
@@ -11,8 +11,8 @@ orthogonalises it and sends the pieces of the update back.
 Memory    per rank, in bytes: ZeRO's, less 4M/N, where M counts the elements of the blocks' matrices: Muon has one
           moment for them, AdamW two. Scratch in elements of floatX: M/N for the pieces held, at least M/N for the
           matrices owned, 4C^2 for one matrix, and 10C^2 for its Newton-Schulz.
-Sent      per rank and step, in elements of floatX: ZeRO's, and pieces to owners and back: 2M/N (N-1)/N on average.
-          So with ZeRO-1 it is at most 1 + 1/N times as much. (In fp16, pieces are fp32.)
+Sent      per rank and step, in elements of floatX: ZeRO's, and pieces to owners and back: about 2M/N (N-1)/N. With
+          ZeRO-1 that makes about 1 + 1/N times as much. In fp16, pieces are fp32.
 Run       make train_gpt2_muon && mpirun -np 4 ./train_gpt2_muon            (--help lists the options)
 Before    train_gpt2_zero.cu: the same shards, with AdamW. New here: a table of owners, two all-to-alls, Newton-Schulz.
           Embeddings, biases and layernorms keep AdamW.
@@ -684,18 +684,19 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
     clip_gradients(g->stats, max_norm, loss_scale);
 }
 
-// Returns elements [begin, begin + n) of matrix i, which are this rank's piece, with their memory.
+// Returns this rank's piece of matrix i, with its memory. It must not be empty.
 static ParamRange piece_range(const GPT2* g, int i) {
     MatrixPiece piece = owners_piece(&g->owners, i, g->dp->rank);
     Matrix m = g->owners.m[i];
     ParamRange p = *g->matrices[m.unit];
     size_t skipped = m.begin + piece.begin - p.begin;
-    p.params += skipped; p.grads += skipped; p.momentum += skipped; p.n = piece.n;
+    p.params += skipped; p.grads += skipped; p.momentum += skipped; p.begin += skipped; p.n = piece.n;
     if (p.master) p.master += skipped;
     return p;
 }
 
-// Adds the gradients to the momentum of this rank's pieces, and begins to send the pieces to their owners.
+// Adds the gradients to the momentum of this rank's pieces, and begins to send Nesterov's momentum (a mean of both) to
+// the owners.
 static CommOp muon_begin(GPT2* g, Muon muon) {
     for (int i = 0; i < g->owners.count; i++) {
         MatrixPiece piece = owners_piece(&g->owners, i, g->dp->rank);

@@ -56,8 +56,9 @@ static inline int owners_list(Matrix* m, GPT2Config c) {
 static inline size_t matrix_elements(Matrix m) { return (size_t)m.rows * (size_t)m.cols; }
 static inline double matrix_flops(Matrix m) { return newton_schulz_flops(m.rows, m.cols); }
 
-// Gives every matrix to the rank that has least to do so far, longest first over the whole model (Graham 1969). Taken
-// block by block the loads would not even out: 6 matrices are too few for 8 ranks.
+// Gives every matrix to the rank that has least to do so far, those with most FLOPs first, over the whole model
+// (longest processing time first, Graham 1969). Block by block the loads would not even out: 6 matrices are too few for
+// 8 ranks.
 static inline void owners_choose(Matrix* m, int count, double* flops, int N) {
     for (int given = 0; given < count; given++) {
         int longest = -1, owner = 0;
@@ -76,9 +77,9 @@ static inline MatrixPiece matrix_piece(Matrix m, size_t begin, size_t n) {
     return p;
 }
 
-// Fills in the rank's part of every matrix, and what this rank exchanges with rank q.
+// Fills in rank q's piece of every matrix, and what this rank exchanges with rank q. Called for q = 0, 1, ... in turn.
 static inline void owners_init_pieces(Owners* o, GPT2Config c, int q, bool all_own) {
-    size_t at = 0, owned = 0, begin = q > 0 ? o->owned[q - 1].at + o->owned[q - 1].n : 0;
+    size_t at = 0, owned = 0;
     for (int i = 0; i < o->count; i++) {
         size_t shard = shard_elements(c, o->m[i].unit, o->N);
         MatrixPiece* p = &o->pieces[i * o->N + q];
@@ -86,14 +87,16 @@ static inline void owners_init_pieces(Owners* o, GPT2Config c, int q, bool all_o
         p->at = at;
         at += p->n;
         if (all_own || o->m[i].owner == o->rank) owned += p->n;
-        CommPart* held = &o->held[o->m[i].owner];
-        if (q != o->rank) continue;
-        if (held->n == 0) held->at = p->at;
-        held->n += p->n;
+        if (q == o->rank && !all_own) {
+            CommPart* held = &o->held[o->m[i].owner];
+            if (held->n == 0) held->at = p->at;
+            held->n += p->n;
+        }
     }
-    o->owned[q] = (CommPart){ owned, begin };
+    if (q == o->rank && all_own)
+        for (int w = 0; w < o->N; w++) o->held[w] = (CommPart){ at, 0 }; // every rank gets all
+    o->owned[q] = (CommPart){ owned, q > 0 ? o->owned[q - 1].at + o->owned[q - 1].n : 0 };
     o->most_held = size_max(o->most_held, at);
-    for (int w = 0; q == o->rank && all_own && w < o->N; w++) o->held[w] = (CommPart){ at, 0 }; // every rank gets all
 }
 
 // all_own: every rank orthogonalises all matrices. Otherwise each has one owner.
