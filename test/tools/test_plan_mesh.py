@@ -233,13 +233,16 @@ def test_medians_of_published_rows_and_largest_models_that_ran():
 
 
 def test_rows_that_set_no_constant_are_as_near_as_the_page_says():
-    """doc/reference/plan_validation.md: 17 times set constants; of the other 58, half are within 6.7 %, and 48 within 15 %."""
+    """doc/reference/plan_validation.md: 17 times set constants; of the other 58, half are within 6.7 %, and 48 within 15 %; of
+    the 39 of these that depend on no assumption of ours and no table that we had seen, half are within 7.8 %, and 29 within 15 %."""
     timed = [r for r in ROWS if r.kind in COUNTED["times"] and predict(r, 2e9) == predict(r, 2e9)] # the others are NaN
     first = [next(r for r in timed if r.source == source) for source in ("torchtitan", "NeMo")]
     others = [r for r in timed if r not in first and r.source not in ("llm.c", "Megatron 2022, table 4")]
-    found = offs([(r, predict(r, 2e9)) for r in others], TIMES)
-    assert (len(timed), len(found), sum(x <= 0.15 for x in found)) == (75, 58, 48)
-    assert f"{100 * statistics.median(found):.1f}" == "6.7"
+    blind = [r for r in others if r.source not in ("Llama 3", "Megatron 2021, table 1") and r.note != "mesh assumed"]
+    assert len(timed) == 75
+    for rows, count, near, median in (others, 58, 48, "6.7"), (blind, 39, 29, "7.8"):
+        found = offs([(r, predict(r, 2e9)) for r in rows], TIMES)
+        assert (len(found), sum(x <= 0.15 for x in found), f"{100 * statistics.median(found):.1f}") == (count, near, median)
 
 
 def test_gathers_that_are_slower_than_links():
