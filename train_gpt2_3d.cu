@@ -447,12 +447,12 @@ static double gpt2_predict_sent(GPT2* g) {
     double sums = 4*L + embedding + head, again = g->recompute == RECOMPUTE_BLOCK ? L : 0;
     sums += again + sequence * (again / 2 + L); // a gather or a reduce-scatter is half a sum
     double micro = ring_bytes(sums * BT*C * X, t) + head * (t - 1) * BT * 3*sizeof(float);
-    double step = ring_bytes(sequence * (2*L + (embedding || head)) * 2*C * X + 2*sizeof(double), t);
+    double step = ring_bytes(sequence * (2*L + (embedding || head)) * 2*C * X + (STEP_SUMS + 1) * sizeof(double), t);
     double root = ring_bytes((double)g->units[0].size * X, g->tied->size), *sent = g->mesh.sent_along;
     sent[MESH_TP] = g->pipeline.m * micro + step; // sums in L blocks, statistics for the loss, layernorms, norms
     sent[MESH_PP] = g->pipeline.m * messages * (double)own_rows_of(g, g->max_B, g->seq_len) * C * X + root
-                  + ring_bytes(3 * sizeof(double), p); // messages, the root, the loss and norms
-    sent[MESH_DP] = ring_bytes((double)g->num_params * X + sizeof(double), d); // gradients, the loss
+                  + ring_bytes((STEP_SUMS + 2) * sizeof(double), p); // messages, the root, the loss and norms
+    sent[MESH_DP] = ring_bytes((double)g->num_params * X + STEP_SUMS * sizeof(double), d); // gradients, the loss
     if (g->zero_stage == 1) sent[MESH_DP] += ring_bytes(2 * sizeof(double), d); // ZeRO: two norms of shards
     return sent[MESH_TP] + sent[MESH_PP] + sent[MESH_DP];
 }
@@ -854,13 +854,14 @@ static void gpt2_reduce_naive(GPT2* g) {
 // already their mean.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
-    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
+    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, STEP_SUMS, COMM_F64);
     gpt2_reduce_tied(g);
     if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
     else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
     if (g->options.sequence_parallel) gpt2_reduce_layernorms(g);
     comm_wait(g->dp, loss);
-    comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // only the last stage has one
+    comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, STEP_SUMS, COMM_F64)); // only the last stage has one
+    comm_wait(g->tp, comm_all_reduce(g->tp, &g->stats->stopping, STEP_SUMS - 1, COMM_F64)); // the loss they share
 }
 
 // Begins to receive the input of an action, if it has one from another stage.
@@ -1073,7 +1074,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // The share of one token in the mean over the global batch. loss_tokens counts the tokens of all ranks, so summing
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
-    device_zero(g->stats, sizeof *g->stats);
+    run_begin_stats(run, g->stats);
     // A stage computes only some gradients of the root. The rest must be 0, because stages are summed, and because a
     // stage without the head adds to the gradient of wte.
     g->root_is_summed = g->pp->size == 1;
@@ -1146,15 +1147,15 @@ int main(int argc, char** argv) {
         if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
         if (run_samples(&run, step)) run_sample(&run, step, next_logits, &g);
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
-        if (step == run.o.steps) break;
+        if (run_ends(&run, step)) break;
 
         ranks_step_begin(&run, step);
         StepStats stats = train_step(&g, &run, step);
         ranks_step_end(&run, step, &stats);
         ranks_check(&run, step + 1, unit_checksum, &g);
     }
-    bool as_predicted = gpt2_end(&g, &run);
+    int status = run_status(&run, gpt2_end(&g, &run));
     gpt2_free(&g);
     ranks_stop(&run);
-    return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
+    return status;
 }

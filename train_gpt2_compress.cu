@@ -294,8 +294,8 @@ static double gpt2_predict_sent(const GPT2* g) {
     double N = g->dp->size, gradients = (double)(g->num_params * sizeof(floatX));
     long long last_step = g->compress.steps - 1; // those before --compress-from send what ddp sends
     if (compress_is_active(&g->compress, last_step))
-        return 2 * (N - 1) / N * sizeof(double) + compress_predict_sent(&g->compress, last_step);
-    return 2 * (N - 1) / N * (gradients + sizeof(double));
+        return 2 * (N - 1) / N * STEP_SUMS * sizeof(double) + compress_predict_sent(&g->compress, last_step);
+    return 2 * (N - 1) / N * (gradients + STEP_SUMS * sizeof(double));
 }
 
 // ----------------------------------------------------------------------------
@@ -652,7 +652,7 @@ static void segments_finish(Compress* c) {
 // already their mean. All ranks then have the same gradients, whose norm (gpt2_clip) needs no sum over the ranks.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
-    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
+    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, STEP_SUMS, COMM_F64);
     if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
     else if (g->compress.active) segments_finish(&g->compress);
     else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
@@ -775,7 +775,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // The share of one token in the mean over the global batch. loss_tokens counts the tokens of all ranks, so summing
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
-    device_zero(g->stats, sizeof *g->stats);
+    run_begin_stats(run, g->stats);
     compress_step_begin(&g->compress, step, run->scaler.scale); // scales the errors like the gradients
     for (int micro = 0; micro < g->accumulation; micro++) {
         dataloader_next(&run->train);
@@ -847,15 +847,15 @@ int main(int argc, char** argv) {
         if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
         if (run_samples(&run, step)) run_sample(&run, step, next_logits, &g);
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
-        if (step == run.o.steps) break;
+        if (run_ends(&run, step)) break;
 
         ranks_step_begin(&run, step);
         StepStats stats = train_step(&g, &run, step);
         ranks_step_end(&run, step, &stats);
         ranks_check(&run, step + 1, unit_checksum, &g);
     }
-    bool as_predicted = gpt2_end(&g, &run);
+    int status = run_status(&run, gpt2_end(&g, &run));
     gpt2_free(&g);
     ranks_stop(&run);
-    return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
+    return status;
 }

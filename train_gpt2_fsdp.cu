@@ -18,7 +18,7 @@ Memory    per rank, in bytes, with P parameters cut S ways: 16P/S (14P/S if grad
 Sent      per rank and step with A micro-batches, in elements: full: (A(3P - 2root) + root) (S-1)/S, as the root stays
           gathered until the update; grad-op: (A+1)P (S-1)/S, as every group does. AP (S-1)/S of these are in
           --reduce-dtype, the others in floatX. hybrid: its R = N/S replicas add 2P/S (R-1)/R in --reduce-dtype. All sum
-          three doubles.
+          five doubles.
 Run       make train_gpt2_fsdp && mpirun -np 4 ./train_gpt2_fsdp            (--help lists the options)
 Before    train_gpt2_zero.cu: shards that are gathered when they are needed. New here: groups, and gathers ahead of use.
           Weights are stored in fp32 only, and rounded for a gather. Gone: --zero-stage 1 and 2.
@@ -312,7 +312,7 @@ static double gpt2_predict_sent(const GPT2* g) {
     double freed = reshards_after_forward(&g->options) ? own - root : 0; // after the forward pass
     double gathered = (own - freed + 2 * A * freed) * sizeof(floatX), grads = own * (double)reduce_size(&g->options);
     return (S - 1) * (gathered + A * grads) + 2 * (R - 1) / R * grads
-         + 2 * (N - 1) / N * sizeof(double) + 2 * 2 * (S - 1) / S * sizeof(double);
+         + 2 * (N - 1) / N * STEP_SUMS * sizeof(double) + 2 * 2 * (S - 1) / S * sizeof(double);
 }
 
 // ----------------------------------------------------------------------------
@@ -660,7 +660,7 @@ static void gpt2_begin_micro(GPT2* g, int micro) {
 // already their mean.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
-    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
+    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, STEP_SUMS, COMM_F64);
     for (int k = 0; k < g->num_buckets; k++) bucket_finish(g, &g->buckets[k]);
     for (int k = 0; k < g->layout.num_groups; k++) comm_finish(g->layout.replicas, &g->replicating[k]);
     comm_wait(g->dp, loss);
@@ -781,7 +781,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // The share of one token in the mean over the global batch. loss_tokens counts the tokens of all ranks, so summing
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
-    device_zero(g->stats, sizeof *g->stats);
+    run_begin_stats(run, g->stats);
     for (int micro = 0; micro < g->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
@@ -851,15 +851,15 @@ int main(int argc, char** argv) {
         if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
         if (run_samples(&run, step)) run_sample(&run, step, next_logits, &g);
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
-        if (step == run.o.steps) break;
+        if (run_ends(&run, step)) break;
 
         ranks_step_begin(&run, step);
         StepStats stats = train_step(&g, &run, step);
         ranks_step_end(&run, step, &stats);
         ranks_check(&run, step + 1, unit_checksum, &g);
     }
-    bool as_predicted = gpt2_end(&g, &run);
+    int status = run_status(&run, gpt2_end(&g, &run));
     gpt2_free(&g);
     ranks_stop(&run);
-    return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
+    return status;
 }

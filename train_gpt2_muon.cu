@@ -365,7 +365,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 }
 
 // Returns the bytes that this rank will send per step.
-// Each reduce-scatter and each all-gather sends N-1 shards of every unit. The loss and two norms are doubles. Pieces of
+// Each reduce-scatter and each all-gather sends N-1 shards of every unit. Five numbers are doubles. Pieces of
 // matrices go to their owners, and back.
 static double gpt2_predict_sent(const GPT2* g) {
     double N = g->dp->size, own = (double)(g->own_elements * sizeof(floatX));
@@ -373,7 +373,7 @@ static double gpt2_predict_sent(const GPT2* g) {
                  : g->zero_stage == 2 ? g->accumulation + 1  // gradients of every micro-batch, parameters once
                  : 3 * g->accumulation;                      // gradients, parameters for forward and for backward
     double pieces = (double)(owners_sent(&g->owners, g->all_own) * sizeof(floatNS));
-    return (N - 1) * times * own + 3 * 2 * (N - 1) / N * sizeof(double) + pieces;
+    return (N - 1) * times * own + 2 * (N - 1) / N * (STEP_SUMS + 2) * sizeof(double) + pieces;
 }
 
 // ----------------------------------------------------------------------------
@@ -654,7 +654,7 @@ static void gpt2_begin_micro(GPT2* g, int micro) {
 // already their mean.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
-    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
+    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, STEP_SUMS, COMM_F64);
     for (int k = 0; k < g->num_buckets; k++) bucket_finish(g, &g->buckets[k]);
     comm_wait(g->dp, loss);
 }
@@ -857,7 +857,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // The share of one token in the mean over the global batch. loss_tokens counts the tokens of all ranks, so summing
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
-    device_zero(g->stats, sizeof *g->stats);
+    run_begin_stats(run, g->stats);
     for (int micro = 0; micro < g->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
@@ -929,15 +929,15 @@ int main(int argc, char** argv) {
         if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
         if (run_samples(&run, step)) run_sample(&run, step, next_logits, &g);
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
-        if (step == run.o.steps) break;
+        if (run_ends(&run, step)) break;
 
         ranks_step_begin(&run, step);
         StepStats stats = train_step(&g, &run, step);
         ranks_step_end(&run, step, &stats);
         ranks_check(&run, step + 1, unit_checksum, &g);
     }
-    bool as_predicted = gpt2_end(&g, &run);
+    int status = run_status(&run, gpt2_end(&g, &run));
     gpt2_free(&g);
     ranks_stop(&run);
-    return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
+    return status;
 }

@@ -29,7 +29,7 @@ Memory    per rank, in bytes: 16 per parameter: 12C^2 + 13C parameters in a bloc
           to its backward pass: m micro-batches with gpipe, min(m, p - r) on rank r with 1f1b, min(m, p) with zb-h1;
           min(mv, 2(p-r-1) + (v-1)p + 1) with interleaved, each in one chunk. Messages: 3BTC elements.
 Sent      per stage and micro-batch: BTC elements to the next stage, if any, and BTC to the one before. Per rank and
-          step: the root on the first and last stages, three doubles, and DDP's traffic for this rank's parameters.
+          step: the root on the first and last stages, five doubles, and DDP's traffic for this rank's parameters.
 Run       make train_gpt2_pp && mpirun -np 4 ./train_gpt2_pp --schedule 1f1b               (--help lists the options)
 Before    train_gpt2_ddp.cu: every rank has the whole model. New here: stages, slots, messages, and a schedule.
 */
@@ -376,14 +376,14 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 
 // Returns the bytes that this rank will send per step.
 // In each micro-batch a chunk sends BTC activations to the next stage and BTC gradients to the one before, if there is
-// one. In a step the ranks with the root sum its gradients, stages the loss and two norms, replicas gradients and loss.
+// one. In a step the ranks with the root sum its gradients, stages five doubles, replicas gradients and three doubles.
 static double gpt2_predict_sent(const GPT2* g) {
     double N = g->dp->size, gradients = (double)(g->num_params * sizeof(floatX));
     double message = (double)((size_t)g->max_B * (size_t)g->seq_len * (size_t)g->config.C * sizeof(floatX));
     int messages = 2 * g->stages.v - (g->pp->rank == 0) - stages_have_head(&g->stages); // per micro-batch
     double root = ring_bytes((double)(unit_elements(g->config, 0) * sizeof(floatX)), g->tied->size);
-    return g->pipeline.m * messages * message + root + ring_bytes(3 * sizeof(double), g->pp->size)
-         + 2 * (N - 1) / N * (gradients + sizeof(double));
+    return g->pipeline.m * messages * message + root + ring_bytes((STEP_SUMS + 2) * sizeof(double), g->pp->size)
+         + 2 * (N - 1) / N * (gradients + STEP_SUMS * sizeof(double));
 }
 
 // ----------------------------------------------------------------------------
@@ -684,12 +684,12 @@ static void gpt2_reduce_naive(GPT2* g) {
 // already their mean.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
-    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
+    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, STEP_SUMS, COMM_F64);
     gpt2_reduce_tied(g);
     if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
     else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
     comm_wait(g->dp, loss);
-    comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, 1, COMM_F64)); // only the last stage has one
+    comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, STEP_SUMS, COMM_F64)); // only the last stage has one
 }
 
 // Begins to receive the input of an action, if it has one from another stage.
@@ -886,7 +886,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // The share of one token in the mean over the global batch. loss_tokens counts the tokens of all ranks, so summing
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
-    device_zero(g->stats, sizeof *g->stats);
+    run_begin_stats(run, g->stats);
     // A stage computes only some gradients of the root. The rest must be 0, because stages are summed, and because a
     // stage without the head adds to the gradient of wte.
     g->root_is_summed = g->pp->size == 1;
@@ -958,15 +958,15 @@ int main(int argc, char** argv) {
         if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
         if (run_samples(&run, step)) run_sample(&run, step, next_logits, &g);
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
-        if (step == run.o.steps) break;
+        if (run_ends(&run, step)) break;
 
         ranks_step_begin(&run, step);
         StepStats stats = train_step(&g, &run, step);
         ranks_step_end(&run, step, &stats);
         ranks_check(&run, step + 1, unit_checksum, &g);
     }
-    bool as_predicted = gpt2_end(&g, &run);
+    int status = run_status(&run, gpt2_end(&g, &run));
     gpt2_free(&g);
     ranks_stop(&run);
-    return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
+    return status;
 }

@@ -547,7 +547,7 @@ static void next_logits(void* self, const int* tokens, int T, floatX* logits) {
 static StepStats train_step(GPT2* g, Run* run, long long step) {
     const Options* o = &run->o;
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
-    device_zero(g->stats, sizeof *g->stats);
+    run_begin_stats(run, g->stats);
     for (int micro = 0; micro < g->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
@@ -605,14 +605,14 @@ int main(int argc, char** argv) {
         if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
         if (run_samples(&run, step)) run_sample(&run, step, next_logits, &g);
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
-        if (step == run.o.steps) break;
+        if (run_ends(&run, step)) break;
 
         run_step_begin(&run);
         StepStats stats = train_step(&g, &run, step);
         run_step_end(&run, step, &stats);
     }
-    bool as_predicted = gpt2_end(&g, &run);
+    int status = run_status(&run, gpt2_end(&g, &run));
     gpt2_free(&g);
     run_stop(&run);
-    return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
+    return status;
 }

@@ -24,7 +24,7 @@ Seams, Megatron's f and g, in section 4: half a block enters its first matrix an
 Memory    per rank, in bytes: 16 for each of ((12C^2 + 7C)/t + 6C) L + (Vp/t + max_T + 2)C parameters in any precision.
           A block keeps (4 + 12/t)C elements per token, with --sequence-parallel 16C/t.
 Sent      per rank and micro-batch: 4L + 2 sums of BTC elements, 2BTC (t-1)/t each, and 3BT(t-1) floats. --recompute
-          block adds L sums, --sequence-parallel L, both 2.5L. Per step: 2 doubles for norms; with --sequence-parallel
+          block adds L sums, --sequence-parallel L, both 2.5L. Per step: 4 doubles; with --sequence-parallel
           2C(2L + 1) gradients of layernorms; and over N/t replicas DDP's sum of this rank's parameters.
 Run       make train_gpt2_tp && mpirun -np 4 ./train_gpt2_tp --tensor-parallel 2     (--help lists the options)
 Before    train_gpt2_ddp.cu: every rank has the whole model. New here: cut tensors, and sums inside a block.
@@ -320,16 +320,16 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 }
 
 // Returns the bytes that this rank will send per step.
-// Over tp: sums of BTC elements, 3 floats per row for the loss, layernorms, two norms. Over dp: gradients, the loss.
+// Over tp: sums of BTC elements, 3 floats per row for the loss, layernorms, four doubles. Over dp: gradients, three doubles.
 static double gpt2_predict_sent(const GPT2* g) {
     int t = g->tp->size, sequence = g->options.sequence_parallel;
     double BT = (double)g->max_B * g->seq_len, C = g->config.C, X = sizeof(floatX), L = g->config.L;
     double sums = 4*L + 2, again = g->recompute == RECOMPUTE_BLOCK ? L : 0;
     sums += again + sequence * (again / 2 + L); // a gather or a reduce-scatter is half a sum
     double micro = ring_bytes(sums * BT*C * X, t) + (t - 1) * BT * 3*sizeof(float);
-    double step = ring_bytes(sequence * (2*L + 1) * 2*C * X + 2*sizeof(double), t);
+    double step = ring_bytes(sequence * (2*L + 1) * 2*C * X + (STEP_SUMS + 1) * sizeof(double), t);
     return g->accumulation * micro + step
-         + ring_bytes((double)g->num_params * X + sizeof(double), g->dp->size);
+         + ring_bytes((double)g->num_params * X + STEP_SUMS * sizeof(double), g->dp->size);
 }
 
 // ----------------------------------------------------------------------------
@@ -681,11 +681,12 @@ static void gpt2_reduce_naive(GPT2* g) {
 // already their mean.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
-    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
+    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, STEP_SUMS, COMM_F64);
     if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
     else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
     if (g->options.sequence_parallel) gpt2_reduce_layernorms(g);
     comm_wait(g->dp, loss);
+    comm_wait(g->tp, comm_all_reduce(g->tp, &g->stats->stopping, STEP_SUMS - 1, COMM_F64)); // the loss they share
 }
 
 // ----------------------------------------------------------------------------
@@ -816,7 +817,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // The share of one token in the mean over the global batch. loss_tokens counts the tokens of all ranks, so summing
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
-    device_zero(g->stats, sizeof *g->stats);
+    run_begin_stats(run, g->stats);
     for (int micro = 0; micro < g->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
@@ -886,15 +887,15 @@ int main(int argc, char** argv) {
         if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
         if (run_samples(&run, step)) run_sample(&run, step, next_logits, &g);
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
-        if (step == run.o.steps) break;
+        if (run_ends(&run, step)) break;
 
         ranks_step_begin(&run, step);
         StepStats stats = train_step(&g, &run, step);
         ranks_step_end(&run, step, &stats);
         ranks_check(&run, step + 1, unit_checksum, &g);
     }
-    bool as_predicted = gpt2_end(&g, &run);
+    int status = run_status(&run, gpt2_end(&g, &run));
     gpt2_free(&g);
     ranks_stop(&run);
-    return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
+    return status;
 }

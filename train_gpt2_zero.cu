@@ -13,7 +13,7 @@ Memory    per rank, in bytes, with P parameters on N ranks: ZeRO-1: 4P + KP/N, Z
           fp32 (K = 8): 8P + 8P/N, 4P + 12P/N, 16P/N. Activations are not sharded. ZeRO-2 and ZeRO-3 add buckets for the
           gradients of the root and one block, and ZeRO-3 adds gather buffers for their parameters.
 Sent      per rank and step with A micro-batches, in elements of floatX: ZeRO-1: 2P (N-1)/N, ZeRO-2: (A+1)P (N-1)/N,
-          ZeRO-3: 3AP (N-1)/N. Each also sums three doubles over the ranks.
+          ZeRO-3: 3AP (N-1)/N. Each also sums five doubles over the ranks.
 Run       make train_gpt2_zero && mpirun -np 4 ./train_gpt2_zero            (--help lists the options)
 Before    train_gpt2_ddp.cu: all state on every rank. New here: shards, and functions that gather and reduce units.
           A unit is a bucket, so that --ddp naive and --bucket-mb are gone.
@@ -323,7 +323,7 @@ static double gpt2_predict_sent(const GPT2* g) {
     double times = g->zero_stage == 1 ? 1 + 1                // gradients once, parameters once
                  : g->zero_stage == 2 ? g->accumulation + 1  // gradients of every micro-batch, parameters once
                  : 3 * g->accumulation;                      // gradients, parameters for forward and for backward
-    return (N - 1) * times * own + 3 * 2 * (N - 1) / N * sizeof(double);
+    return (N - 1) * times * own + 2 * (N - 1) / N * (STEP_SUMS + 2) * sizeof(double);
 }
 
 // ----------------------------------------------------------------------------
@@ -604,7 +604,7 @@ static void gpt2_begin_micro(GPT2* g, int micro) {
 // already their mean.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
-    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
+    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, STEP_SUMS, COMM_F64);
     for (int k = 0; k < g->num_buckets; k++) bucket_finish(g, &g->buckets[k]);
     comm_wait(g->dp, loss);
 }
@@ -729,7 +729,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // The share of one token in the mean over the global batch. loss_tokens counts the tokens of all ranks, so summing
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
-    device_zero(g->stats, sizeof *g->stats);
+    run_begin_stats(run, g->stats);
     for (int micro = 0; micro < g->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
@@ -799,15 +799,15 @@ int main(int argc, char** argv) {
         if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
         if (run_samples(&run, step)) run_sample(&run, step, next_logits, &g);
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
-        if (step == run.o.steps) break;
+        if (run_ends(&run, step)) break;
 
         ranks_step_begin(&run, step);
         StepStats stats = train_step(&g, &run, step);
         ranks_step_end(&run, step, &stats);
         ranks_check(&run, step + 1, unit_checksum, &g);
     }
-    bool as_predicted = gpt2_end(&g, &run);
+    int status = run_status(&run, gpt2_end(&g, &run));
     gpt2_free(&g);
     ranks_stop(&run);
-    return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
+    return status;
 }

@@ -22,7 +22,7 @@ Sent      per rank and step with A micro-batches, in bytes. With its share of a 
           Between nodes  (w + Aq) (M-1)P/N. FSDP in fp32, if it sends each shard straight to each rank that needs it:
                          4 (E + AP) (M-1)/M.
           Within a node  (Ew + AqP) (1 - M/N)
-          E = A(2P - 2root) + root elements are gathered, or P with grad-op. All ranks sum three doubles.
+          E = A(2P - 2root) + root elements are gathered, or P with grad-op. All ranks sum five doubles.
 Run       make train_gpt2_zeropp && mpirun -np 4 ./train_gpt2_zeropp --node-ranks 2       (--help lists the options)
 Before    train_gpt2_fsdp.cu: the same groups and gathers ahead of use. New here: two hops, and fewer bits in messages.
           Gone: hybrid, --reduce-dtype and --cpu-offload.
@@ -348,7 +348,7 @@ static double gpt2_predict_sent(const GPT2* g) {
     double grads = A * own * element_bytes(g->zpp.gradient_bits);
     BytesBetween between = predict_between_nodes(g);
     return (g->zpp.node_size - 1) * M * (gathered + grads) + between.weights + between.gradients
-         + 3 * ring_bytes(sizeof(double), g->dp->size);
+         + ring_bytes((STEP_SUMS + 2) * sizeof(double), g->dp->size);
 }
 
 // ----------------------------------------------------------------------------
@@ -728,7 +728,7 @@ static void gpt2_begin_micro(GPT2* g, int micro) {
 // already their mean.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
-    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, 1, COMM_F64);
+    CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, STEP_SUMS, COMM_F64);
     bucket_second_hop(g);
     for (int k = 0; k < g->num_buckets; k++) bucket_finish(g, &g->buckets[k]);
     comm_wait(g->dp, loss);
@@ -858,7 +858,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
     // The share of one token in the mean over the global batch. loss_tokens counts the tokens of all ranks, so summing
     // gradients over the ranks averages them.
     float dloss = (float)(run->scaler.scale / run->loss_tokens);
-    device_zero(g->stats, sizeof *g->stats);
+    run_begin_stats(run, g->stats);
     for (int micro = 0; micro < g->accumulation; micro++) {
         dataloader_next(&run->train);
         gpt2_load_batch(g, run->train.inputs, run->train.targets, g->max_B, g->seq_len);
@@ -931,15 +931,15 @@ int main(int argc, char** argv) {
         if (run_evaluates(&run, step)) logger_eval(&run.log, step, evaluate(&g, &run));
         if (run_samples(&run, step)) run_sample(&run, step, next_logits, &g);
         if (run_saves(&run, step)) gpt2_save(&g, &run, step);
-        if (step == run.o.steps) break;
+        if (run_ends(&run, step)) break;
 
         ranks_step_begin(&run, step);
         StepStats stats = train_step(&g, &run, step);
         ranks_step_end(&run, step, &stats);
         ranks_check(&run, step + 1, unit_checksum, &g);
     }
-    bool as_predicted = gpt2_end(&g, &run);
+    int status = run_status(&run, gpt2_end(&g, &run));
     gpt2_free(&g);
     ranks_stop(&run);
-    return as_predicted ? EXIT_SUCCESS : EXIT_FAILURE;
+    return status;
 }

@@ -91,6 +91,8 @@ class Runs:
         many steps, so that a large model writes no checkpoint; refused: it may be out of memory. The options that
         are given to the script come last."""
         options = m.words(*options, self.o.more)
+        for path in options: # the training data first: the same command makes the validation data
+            if re.fullmatch(r"data/.*\.bin", path) and not Path(path).exists(): make(path)
         run = self.train(name, ranks, program, options, **settings)
         measured = {"refused": run} if isinstance(run, str) else keep(run) if keep else summary(name, run, self.speed)
         self.d.add(name, self.round, **dict(ranks=ranks, program=str(program), options=" ".join(options)) | measured)

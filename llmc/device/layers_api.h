@@ -197,12 +197,15 @@ void classifier_part_forward_backward(float* losses, floatX* logits, const float
 
 // ---- numbers about a step: they stay on the device until the log line reads them, all at once ----
 typedef struct {
-    double loss;        // sum of the tokens' losses
+    double loss;        // sum of the tokens' losses. Programs of several ranks add these STEP_SUMS numbers up:
+    double stopping;    // ranks that a signal has told to save and stop
+    double saving;      // ranks that are still writing a checkpoint
     double grad_square; // sum of squared gradients, as stored (that is, times the loss scale)
     double param_square;// sum of squared parameters
     double grad_norm;   // what clip_gradients found, without the loss scale
     float  grad_scale;  // what AdamW multiplies gradients by; 0: they were not finite, the step is skipped
 } StepStats;
+#define STEP_SUMS 3
 // sums are formed in an order that depends on n alone
 void add_sum(double* acc, const float* x, size_t n);            // *acc += sum of x (n)
 void add_sum_squares(double* acc, const floatX* x, size_t n);   // *acc += sum of x^2

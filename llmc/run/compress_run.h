@@ -53,7 +53,7 @@ static inline const char* compress_idle(const Compress* c, long long steps) {
 
 // Reports the method, and its traffic compared with ddp's.
 static inline void report_compress(const Compress* c, const Run* run) {
-    double whole = compress_whole_bytes(c) + ring_bytes(sizeof(double), compress_ranks(c)); // gradients and the loss
+    double whole = compress_whole_bytes(c) + ring_bytes(STEP_SUMS * sizeof(double), compress_ranks(c)); // gradients
     char a[32], b[32], from[64] = "";
     const char* idle = compress_idle(c, run->o.steps);
     double share = (double)c->compressed / (double)gpt2_num_parameters(run->config);

@@ -95,6 +95,7 @@ static inline void ranks_start(Run* run, int argc, char** argv) {
     Ranks* w = &r->all;
     say_once_begin(); // before the ranks meet: most of them find the same wrong option
     options_parse(&run->table, argc, argv);
+    if (run->o.out[0]) stop_listen();
     RankInfo ranks = ranks_find();
     comm_choose_environment(&w->options, ranks.size);
     run_open_device(&run->o, ranks.local_rank, ranks.local_size);

@@ -24,6 +24,7 @@ call these functions and add the work of several ranks.
 #include "../save/checkpoint.h"
 #include "../save/param_ranges.h"
 #include "../save/writer_lock.h"
+#include "../watch/stop.h"
 #include "logger.h"
 #include "report.h"
 #include "trace.h"
@@ -183,6 +184,8 @@ typedef struct {
     int updates;                    // AdamW updates so far
     long long tokens;               // seen so far, by all ranks, including the runs that this one continues
     bool skipped;                   // the last step was skipped: its gradients were not finite
+    StepStats asked;                // what this rank adds to the ranks' sums of the step at hand
+    bool stopping;                  // a signal has told a rank to save and stop, and the last step is not done
     long long first;                // steps done before this run
     size_t predicted[MEMORY_KINDS]; // bytes of this rank, set by the program
     double step_began;              // now_seconds
@@ -274,6 +277,7 @@ static inline void run_require_one(void) {
 // Reads the options, and opens what the run starts from: tokenizer, checkpoint, data.
 static inline void run_start(Run* run, int argc, char** argv) {
     options_parse(&run->table, argc, argv);
+    if (run->o.out[0]) stop_listen();
     run_require_one();
     run_open_device(&run->o, 0, 1);
     run_claim_out(run, false); // before this run looks for checkpoints there
@@ -372,16 +376,17 @@ static inline bool is_due(long long every, long long step, long long last) {
 }
 static inline bool run_is_fresh(const Run* run, long long step) { return step > run->first || run->first == 0; }
 static inline bool run_evaluates(const Run* run, long long step) {
-    return run->o.val_data[0] && run_is_fresh(run, step) && is_due(run->o.eval_every, step, run->o.steps);
+    return !run->stopping && run->o.val_data[0] && run_is_fresh(run, step) && is_due(run->o.eval_every, step, run->o.steps);
 }
 static inline bool run_samples(const Run* run, long long step) {
     bool is_wanted = run->o.tokenizer[0] && (step > 0 || run->o.steps == 0);
-    return run_is_fresh(run, step) && is_wanted && is_due(run->o.sample_every, step, run->o.steps);
+    return !run->stopping && run_is_fresh(run, step) && is_wanted && is_due(run->o.sample_every, step, run->o.steps);
 }
+static inline bool run_ends(const Run* run, long long step) { return run->stopping || step == run->o.steps; }
 // Step 0 is saved only if it is the last one (--steps 0).
 static inline bool run_saves(const Run* run, long long step) {
     bool is_new = step > run->first || !run->o.resume, due = step > 0 && is_due(run->o.save_every, step, run->o.steps);
-    return run->o.out[0] && is_new && (due || step == run->o.steps);
+    return run->o.out[0] && is_new && (due || run_ends(run, step));
 }
 
 // Begins an evaluation. Returns its number of micro-batches.
@@ -444,6 +449,13 @@ static inline void run_step_begin(Run* run) {
     run->loss_tokens = run->counted > 0 ? (double)run->counted : 1;
 }
 
+// Sets a step's numbers to 0, except what this rank adds to the sums over all ranks.
+static inline void run_begin_stats(Run* run, StepStats* stats) {
+    run->asked.stopping = stop_signal() != 0;
+    device_zero(stats, sizeof *stats);
+    if (run->asked.stopping > 0) host_to_device(stats, &run->asked, sizeof run->asked);
+}
+
 static inline StepLog run_step_log(const Run* run, const StepStats* s, long long step, double seconds) {
     StepLog l;
     memset(&l, 0, sizeof l);
@@ -475,6 +487,9 @@ static inline void run_log_step(Run* run, long long step, const StepStats* stats
     logger_step(&run->log, &l);
     loss_scaler_update(&run->scaler, !l.skipped);
     require_progress(&run->scaler, &run->o, l.step, l.loss);
+    run->stopping = stats->stopping > 0 && l.step < run->o.steps;
+    if (run->stopping) logger_say("stop       after step %lld: a signal has told %.0f of %d rank%s to save and stop\n",
+                                  l.step, stats->stopping, run->log.ranks, run->log.ranks == 1 ? "" : "s");
 }
 static inline void run_step_end(Run* run, long long step, const StepStats* stats) {
     run_log_step(run, step, stats, now_seconds() - run->step_began);
@@ -500,6 +515,11 @@ static inline bool run_end(Run* run) {
     bool as_predicted = report_rank_memory(&m);
     run_report_waits(run);
     return as_predicted;
+}
+
+// Returns the program's exit status.
+static inline int run_status(const Run* run, bool as_predicted) {
+    return !as_predicted ? EXIT_FAILURE : run->stopping ? EXIT_STOPPED : EXIT_SUCCESS;
 }
 
 static inline void run_stop(Run* run) {

@@ -26,6 +26,7 @@ Control; c->recorder has a lock of its own, taken after it.
 #ifndef LLMC_WATCHDOG_H
 #define LLMC_WATCHDOG_H
 #include "control_messages.h"
+#include "stop.h"
 
 #define WATCHDOG_CRASHES 5
 #define WATCHDOG_SILENCE 384 // bytes of what watchdog_silence writes
@@ -657,7 +658,7 @@ static inline void watchdog_block_signals(Control* c) {
         struct sigaction now;
         if (signal_is_fault(s) || sigaction(s, NULL, &now) != 0 || now.sa_handler == SIG_IGN) continue;
         if (now.sa_handler != SIG_DFL) sigaddset(&watchdog_process.handled, s);
-        else if (s == SIGTERM) c->sigterm = signalfd(-1, &sigterm, SFD_CLOEXEC | SFD_NONBLOCK);
+        else if (s == SIGTERM && !stop_handles(s)) c->sigterm = signalfd(-1, &sigterm, SFD_CLOEXEC | SFD_NONBLOCK);
     }
     blocked = watchdog_process.handled;
     if (c->sigterm >= 0) sigaddset(&blocked, SIGTERM);
