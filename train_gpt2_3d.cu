@@ -854,6 +854,7 @@ static void gpt2_reduce_naive(GPT2* g) {
 // already their mean.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
+    comm_wait(g->tp, comm_all_reduce(g->tp, &g->stats->stopping, STEP_SUMS - 1, COMM_F64)); // they share the loss
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, STEP_SUMS, COMM_F64);
     gpt2_reduce_tied(g);
     if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
@@ -861,7 +862,6 @@ static void gpt2_reduce(GPT2* g) {
     if (g->options.sequence_parallel) gpt2_reduce_layernorms(g);
     comm_wait(g->dp, loss);
     comm_wait(g->pp, comm_all_reduce(g->pp, &g->stats->loss, STEP_SUMS, COMM_F64)); // only the last stage has one
-    comm_wait(g->tp, comm_all_reduce(g->tp, &g->stats->stopping, STEP_SUMS - 1, COMM_F64)); // the loss they share
 }
 
 // Begins to receive the input of an action, if it has one from another stage.

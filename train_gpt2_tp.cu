@@ -320,7 +320,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
 }
 
 // Returns the bytes that this rank will send per step.
-// Over tp: sums of BTC elements, 3 floats per row for the loss, layernorms, four doubles. Over dp: gradients, three doubles.
+// Over tp: sums of BTC elements, 3 floats per row for the loss, layernorms, 4 doubles. Over dp: gradients, 3 doubles.
 static double gpt2_predict_sent(const GPT2* g) {
     int t = g->tp->size, sequence = g->options.sequence_parallel;
     double BT = (double)g->max_B * g->seq_len, C = g->config.C, X = sizeof(floatX), L = g->config.L;
@@ -681,12 +681,12 @@ static void gpt2_reduce_naive(GPT2* g) {
 // already their mean.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
+    comm_wait(g->tp, comm_all_reduce(g->tp, &g->stats->stopping, STEP_SUMS - 1, COMM_F64)); // they share the loss
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, STEP_SUMS, COMM_F64);
     if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
     else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);
     if (g->options.sequence_parallel) gpt2_reduce_layernorms(g);
     comm_wait(g->dp, loss);
-    comm_wait(g->tp, comm_all_reduce(g->tp, &g->stats->stopping, STEP_SUMS - 1, COMM_F64)); // the loss they share
 }
 
 // ----------------------------------------------------------------------------

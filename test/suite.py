@@ -106,8 +106,8 @@ def environment(ranks=1, strict=False, **more):
 
 # A rank's output goes into files of its own, because launchers split and interleave the lines of several ranks. mpirun kills all
 # ranks as soon as one has ended with an error. So each tells its end when all have ended, or a minute after its own, and then the
-# first rank that failed tells it alone: if several do at one time, Open MPI 5.0.7 may crash, or wait for ever. mpirun sends USR1 to the
-# shell as well, which outlives it.
+# first rank that failed tells it alone: if several do at one time, Open MPI 5.0.7 may crash, or wait for ever. The
+# shell outlives USR1, which mpirun sends to it as well.
 TOGETHER = """trap : USR1; exec >"$0/out.$OMPI_COMM_WORLD_RANK" 2>"$0/err.$OMPI_COMM_WORLD_RANK"
 "$@"; status=$?; echo $status >"$0/ended.$OMPI_COMM_WORLD_RANK"; [ $status != 0 ] || exit 0
 for i in $(seq 1200); do set -- "$0"/ended.*; [ $# -lt $OMPI_COMM_WORLD_SIZE ] || break; sleep 0.05; done

@@ -84,7 +84,8 @@ def end_of(plan, w, y, message, of_block):
     """When all ranks are ready for the update, and how long the busiest rank communicates."""
     ends, blocks, roots = (0, plan.p - 1), block_sent(plan, w), root_sent(plan, w)
     stages = Group(plan.p, 1 if crosses(plan, w) else plan.p, abreast(plan, w)) # if t ranks are a stage, or neighbours are copies
-    number = w.seconds(ALL_REDUCE, 8.0, w.neighbours(plan.N, plan.p) if plan.t == 1 and not plan.pp_outside else stages)
+    over = w.neighbours(plan.N, plan.p) if plan.t == 1 and not plan.pp_outside else stages
+    numbers = sum(w.seconds(ALL_REDUCE, 8.0 * n, over) for n in (3, 1, 1)) # the loss and two counts of ranks; two norms
     tied = w.seconds(ALL_REDUCE, float(plan.shape.unit(0, plan.t)) * plan.X, tied_group(plan, w))
     end = communication = 0.0
     for r in range(plan.p):
@@ -97,8 +98,8 @@ def end_of(plan, w, y, message, of_block):
             t.send(roots[0])
         t.wait_all()
         t.wait_shared(layernorms_sum(plan, w, blocks_of(plan, r)))
-        end, communication = max(end, t.now), max(communication, t.communication + 3 * number)
-    return end + 3 * number + gather_delay(plan, y, blocks[1], roots[1]), communication
+        end, communication = max(end, t.now), max(communication, t.communication + numbers)
+    return end + numbers + gather_delay(plan, y, blocks[1], roots[1]), communication
 
 
 # ---- a step of N ranks ----

@@ -24,7 +24,7 @@ call these functions and add the work of several ranks.
 #include "../save/checkpoint.h"
 #include "../save/param_ranges.h"
 #include "../save/writer_lock.h"
-#include "../watch/stop.h"
+#include "../base/stop.h"
 #include "logger.h"
 #include "report.h"
 #include "trace.h"
@@ -376,11 +376,12 @@ static inline bool is_due(long long every, long long step, long long last) {
 }
 static inline bool run_is_fresh(const Run* run, long long step) { return step > run->first || run->first == 0; }
 static inline bool run_evaluates(const Run* run, long long step) {
-    return !run->stopping && run->o.val_data[0] && run_is_fresh(run, step) && is_due(run->o.eval_every, step, run->o.steps);
+    bool is_wanted = run->o.val_data[0] && !run->stopping;
+    return run_is_fresh(run, step) && is_wanted && is_due(run->o.eval_every, step, run->o.steps);
 }
 static inline bool run_samples(const Run* run, long long step) {
-    bool is_wanted = run->o.tokenizer[0] && (step > 0 || run->o.steps == 0);
-    return !run->stopping && run_is_fresh(run, step) && is_wanted && is_due(run->o.sample_every, step, run->o.steps);
+    bool is_wanted = run->o.tokenizer[0] && !run->stopping && (step > 0 || run->o.steps == 0);
+    return run_is_fresh(run, step) && is_wanted && is_due(run->o.sample_every, step, run->o.steps);
 }
 static inline bool run_ends(const Run* run, long long step) { return run->stopping || step == run->o.steps; }
 // Step 0 is saved only if it is the last one (--steps 0).

@@ -26,7 +26,7 @@ Control; c->recorder has a lock of its own, taken after it.
 #ifndef LLMC_WATCHDOG_H
 #define LLMC_WATCHDOG_H
 #include "control_messages.h"
-#include "stop.h"
+#include "../base/stop.h"
 
 #define WATCHDOG_CRASHES 5
 #define WATCHDOG_SILENCE 384 // bytes of what watchdog_silence writes

@@ -141,12 +141,12 @@ def test_rank_0_holds_and_sends_what_the_formulas_say(precision, mesh, zero, seq
     activations += BT * ((2 + sequence) * C*X + 4*C // t * X + 4 + S*8)
     activations += (BT if head else t) * (384 // t * X + 12*t)
     tp = 2 * (4*blocks + head + again*blocks + 1) + sequence*again*blocks + 2*blocks * sequence
-    tp = micro * (tp*X*BT*C // t * (t - 1) + head * (t - 1) * BT*12) + 2 * (t - 1) * (sequence * (2*blocks + 1) * 2*C*X + 16) // t
-    pp = 0 if p == 1 else micro*rows*C*X + root*X + 2 * (p - 1) * 24 // p
-    dp = 2 * (d - 1) * (P * X + 8 + 16*zero) // d
+    tp = micro * (tp*X*BT*C // t * (t - 1) + head * (t - 1) * BT*12) + 2 * (t - 1) * (sequence * (2*blocks + 1) * 2*C*X + 32) // t
+    pp = 0 if p == 1 else micro*rows*C*X + root*X + 2 * (p - 1) * 40 // p
+    dp = 2 * (d - 1) * (P * X + 24 + 16*zero) // d
     # StepStats
     assert_bytes(run, tp + pp + dp, parameters=X*P, gradients=X*P, optimizer_state=(12 if X == 2 else 8) * own,
-                 activations=activations + 40)
+                 activations=activations + 56)
     along = run.about["predicted_comm_bytes_along"]
     assert [along.get(axis, 0) for axis in ("tp", "pp", "dp")] == [tp, pp, dp]
 

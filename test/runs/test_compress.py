@@ -43,7 +43,7 @@ def formula(method, N):
     def padded(n):
         return -(-n // 16) * 16
 
-    whole = ring(4*vectors + 8)
+    whole = ring(4*vectors + 24)
     if method.startswith("int"): return whole + sum(blocks(n, int(method[3:])) for n in (273*16, *2 * (4*256, 8*256)))
     return whole + sum({
         "bf16": ring(2*r*c), "top-k": (N - 1) * padded(8 * max(int(r*c * 0.01), 1)),

@@ -131,12 +131,12 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(precision, mesh, way, agai
     X, C, L, rows = 2 if precision == "bf16" else 4, 16, 2, 512 // d // c // micro
     kv, P = rows * 2*C, 384*C + 16*C + 2*C + L * (12*C*C + 13*C)
     kept, blocks = 16 if how == "ulysses" else 15, 1 if again else L
-    activations = rows * (L*C*X + blocks * (kept*C*X + 4*(4 + 4)) + 9*C*X + 3*4 + 2*4 + 384*X) + 40 # 40: StepStats
+    activations = rows * (L*C*X + blocks * (kept*C*X + 4*(4 + 4)) + 9*C*X + 3*4 + 2*4 + 384*X) + 56 # 56: StepStats
     exchanged = {"ulysses": 3*kv*X, "allgather": c*kv*X + (c*kv + kv + kv//2) * 4, "ring": 2*kv*X + (4*kv + kv//2) * 4}
     forward = {"ulysses": 2*kv * (c - 1) // c, "allgather": kv * (c - 1),
                "ring": kv * HALVES[c] // 2 if zigzag else kv * (c - 1)}[how] * X
     gradients = 0 if how == "ulysses" else kv * (c - 1) * 4
-    sent = micro * L * ((2 + again) * forward + gradients) + 2 * (d*c - 1) * (X*P + 8) // (d*c)
+    sent = micro * L * ((2 + again) * forward + gradients) + 2 * (d*c - 1) * (X*P + 24) // (d*c)
     communication = other.about["predicted_bytes"]["communication"] - exchanged["ulysses"] + exchanged[how]
     assert_bytes(run, sent, parameters=X*P, gradients=X*P, optimizer_state=(12 if X == 2 else 8) * P, activations=activations,
                  communication=communication)

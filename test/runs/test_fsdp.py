@@ -198,13 +198,13 @@ def expected_bytes(s):
 
 def expected_sent(s):
     """Of A micro-batches A(3P - 2root) + root elements, (S-1)/S of them, in grad-op (A+1)P, and what replicas sum, 2P/S (R-1)/R;
-    and three sums of a double."""
+    and five sums of a double."""
     S, groups = shards(s)
     replicas, root, kept = s.ranks // S, groups[0], sum(groups)
     gathers = 2 * s.micro * (kept - root) + root if s.reshards else kept # of a shard: in both passes, or once a step
     state = s.ranks * (S - 1) * (gathers * s.gathered_bytes + s.micro * kept * s.reduced_bytes)
     state += 2 * S * (replicas - 1) * kept * s.reduced_bytes
-    return (state + 2 * (s.ranks - 1) * 8 + 2 * 2 * replicas * (S - 1) * 8) // s.ranks
+    return (state + 2 * (s.ranks - 1) * 24 + 2 * 2 * replicas * (S - 1) * 8) // s.ranks
 
 
 @by_setting(WHOLE, HYBRID, ONE_GROUP, MICRO_BATCHES, REDUCED_IN_BF16, REDUCED_IN_FP32, REDUCED_IN_FP16)

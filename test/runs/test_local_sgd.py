@@ -45,7 +45,7 @@ def test_ranks_are_equal_after_an_outer_step_and_only_then():
 
 def test_a_rank_sends_the_weights_in_every_fifth_step_and_keeps_two_more_numbers_of_each():
     run = local_sgd(4, "--local-steps 5 --check-every 5")
-    loss, weights = 2 * 3 * 8 // 4, 2 * 3 * 4 * PARAMETERS // 4
+    loss, weights = 2 * 3 * 24 // 4, 2 * 3 * 4 * PARAMETERS // 4
     assert run.series("comm_bytes") == [loss + (step % 5 == 0) * weights for step in range(1, 21)]
     assert run.about["predicted_bytes"]["optimizer state"] == (8 + 8) * PARAMETERS
 

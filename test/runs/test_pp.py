@@ -168,14 +168,14 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(precision, copies, schedul
             grads = kept
         P = blocks * (12*C*C + 13*C) + root * (384 + 16 + 2) * C
         activations = BT * (C*X * (acts + 15*kept + 9*grads + 2*head*slots + 10) + 32*kept + 8*head*slots + 8*slots + 4)
-        activations += (BT if head else 1) * 384*X + 40 # logits, StepStats
+        activations += (BT if head else 1) * 384*X + 56 # logits, StepStats
         # staging for each communicator of several ranks: the world's, that of the two with the root, and of a mesh one each way
         communication = 64 + 4 * 2**20 * (1 + (p > 2 and root) + 2 * (D > 1))
         all_bytes.append(16*P + activations + communication + workspace)
         held.append(dict(parameters=X*P, gradients=X*P, optimizer_state=16*P - 2*X*P, activations=activations,
                          communication=communication))
-        sent.append(BT*C*X*m * (2*v - (r == 0) - head) + root * (384 + 16 + 2) * C*X + 2 * (p - 1) * 24 // p
-                    + 2 * (D - 1) * (X*P + 8) // D)
+        sent.append(BT*C*X*m * (2*v - (r == 0) - head) + root * (384 + 16 + 2) * C*X + 2 * (p - 1) * 40 // p
+                    + 2 * (D - 1) * (X*P + 24) // D)
         assert re.search(f"^  rank {r} .*; {shown(all_bytes[r])}$", run.out, re.M), (r, all_bytes[r], run)
     assert_bytes(run, sent[0], **held[0])
     assert max(all_bytes) == all_bytes[fullest]

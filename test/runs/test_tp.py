@@ -94,9 +94,9 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(precision, mesh, sequence,
     activations = L * rows*C*X + kept * (rows * (3*C*X + 16) + BT * (12*C // t * X + 4 // t * 4))
     activations += rows * (2*C*X + 8) + BT * ((3 + sequence)*C*X + 4*C // t * X + 12) + BT * (384 // t * X + 3*t*4)
     halves = 2 * (4*L + 2) + again * (2 + sequence) * L + 2*L * sequence # a sum has two, a gather is one
-    sent = D * (t - 1) * (halves*BT*C*X + t*BT*12 + 2 * (sequence * (2*L + 1) * 2*C*X + 16)) + t * 2 * (D - 1) * (X*P + 8)
+    sent = D * (t - 1) * (halves*BT*C*X + t*BT*12 + 2 * (sequence * (2*L + 1) * 2*C*X + 32)) + t * 2 * (D - 1) * (X*P + 24)
     assert_bytes(run, sent // (D*t), parameters=X*P, gradients=X*P, optimizer_state=(12 if X == 2 else 8) * P,
-                 activations=activations + 40, communication=communication) # 40: StepStats
+                 activations=activations + 56, communication=communication) # 56: StepStats
 
 
 @pytest.mark.parametrize("mesh, options", [("1x2", ""), ("2x2", SEQUENCE)])

@@ -69,7 +69,7 @@ def test_each_rank_holds_and_sends_what_the_formula_says(ranks, stage, micro):
     assert run.about["predicted_bytes"] == expected
     assert {*run.series("mem_bytes"), *run.series("mem_peak_bytes")} == {sum(expected.values())} # as measured
     times = {1: 2, 2: micro + 1, 3: 3 * micro}[stage]
-    assert run.series("comm_bytes") == [(ranks - 1) * (4 * times * ranks * kept(ranks) + 3 * 2 * 8) // ranks] * 20
+    assert run.series("comm_bytes") == [(ranks - 1) * (4 * times * ranks * kept(ranks) + 5 * 2 * 8) // ranks] * 20
     assert_as_predicted(run)
 
 

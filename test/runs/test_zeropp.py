@@ -192,7 +192,7 @@ def test_each_rank_holds_and_sends_what_the_formula_says(ranks, g, options, weig
     gathers = kept if "grad-op" in options else root + 2 * A * (kept - root)
     within = (g - 1) * K * (w(gathers) + A * q(kept))
     between = (K - 1) * (w(kept) + A * q(kept))
-    doubles = 3 * 2 * (ranks - 1) / ranks * 8
+    doubles = 5 * 2 * (ranks - 1) / ranks * 8
     assert all(abs(sent - (within + between + doubles)) < 1 for sent in run.series("comm_bytes"))
     assert (f"nodes      {K} of {g} ranks; between them, per rank and step: weights" in run.out)
     if between: assert_says(run.out, f"^  bytes along nodes .* {spelled(between)} +{spelled(between)} +as predicted$")

@@ -8,8 +8,8 @@ that has lost a rank also sends SIGTERM. Then that sum never arrives, and the wa
 */
 #ifndef LLMC_STOP_H
 #define LLMC_STOP_H
-#include "../base/common.h"
-#include "../base/thread.h"
+#include "common.h"
+#include "thread.h"
 
 #define EXIT_STOPPED 200 // saved on a signal. No signal's own status, and no error's; schedulers can tell it apart
 #define STOP_REPEATS 1.0 // seconds: mpirun passes on a signal that the whole group of processes has had already
