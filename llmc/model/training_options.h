@@ -131,7 +131,9 @@ static inline void options_training(OptionTable* t, Options* o, double big) {
 
 static inline void options_saving(OptionTable* t, Options* o, double big) {
     options_group(t, "saving");
-    option_text(t, "out", &o->out, "DIR", "write checkpoints and metrics.jsonl here; '': write nothing");
+    option_text(t, "out", &o->out, "DIR",
+                "write checkpoints and metrics.jsonl here; '': write nothing. On SIGUSR1 or SIGTERM the run "
+                "then saves and exits with status 200");
     option_letter(t, 'o');
     option_int(t, "save-every", &o->save_every, 0, big, "steps between checkpoints; 0: only at the end");
     option_int(t, "keep", &o->keep, 0, big, "newest checkpoints to keep; 0: all");

@@ -110,7 +110,7 @@ def test_a_step_sends_2p_n_minus_1_over_n_elements_and_the_loss(ranks, micro, op
     run = trained("ddp", TINY, TINIER_BUCKETS, options, "--steps 3 --batch-size", (24 if ranks == 3 else 32) // ranks // micro,
                   ranks=ranks)
     parameters = (384 + 16 + 2) * 16 + 2 * (12 * 16**2 + 13 * 16)
-    assert run.series("comm_bytes") == [2 * (ranks - 1) * (4 * parameters + 24) // ranks] * 3 # the loss and two counts of ranks are doubles
+    assert run.series("comm_bytes") == [2 * (ranks - 1) * (4 * parameters + 24) // ranks] * 3 # 24: the loss and two counts
     assert_as_predicted(run)
 
 

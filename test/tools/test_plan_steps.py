@@ -288,7 +288,7 @@ def compressed(N, method, precision="fp32", **changes):
 
 
 def test_powersgds_factors_are_counted():
-    assert sent_of_all(compressed(8, "powersgd"), "compress") == 7 * 2 * (4 * 922436 + 24) # by hand, without wte's padding; three doubles
+    assert sent_of_all(compressed(8, "powersgd"), "compress") == 7 * 2 * (4 * 922436 + 24) # by hand; without wte's padding
     # a rank that would send more than half of a matrix sends all of it, without an error to store: 768 x 768 from rank 193 on
     every, fewer = (kind(compressed(8, "powersgd", low_rank=rank), "compress", "errors") for rank in (192, 193))
     q = 12 * (768 + 768 + 3072) + 768 + 768 # columns of those that remain
@@ -392,7 +392,7 @@ def test_the_update_moves_28_bytes_a_parameter(precision):
         assert update == near(28e-12 * each, 1e-3) # shards may be padded
 
 
-@pytest.mark.parametrize("name, N, doubles, changes", [ # doubles: sums of numbers that are not gradients: norms, loss, counts of ranks
+@pytest.mark.parametrize("name, N, doubles, changes", [ # doubles: sums of numbers besides gradients: norms, loss, counts of ranks
     *((name, N, 3 if name == "ddp" else 5, {"accumulation": m}) for name in ALWAYS for m in (1, 2) for N in (3, 8)),
     *(("compress", N, 3, {"method": method}) for method in METHODS[1:] for N in (2, 3)),
     *(("tp", 12, 0, {"B": 3, "t": t, "rows": rows, "accumulation": m, "recompute": again}) for t in (1, 3, 4, 12)
@@ -411,7 +411,8 @@ def test_what_a_step_sends_is_what_the_program_says(name, N, doubles, changes):
         numbers, sent = doubles * 2 * 8 * (N - 1) / N, timed(name, p, BYTES, ONE).communication
         if name == "tp": numbers = 2 * 8 * (4 * (p.t - 1) / p.t + 3 * (N / p.t - 1) / (N / p.t))
         if name == "pp": # all but three doubles over the replicas, on the rank that sends most
-            assert sent == near(max(bytes_of(p.but(rank=r), "pp").sent for r in range(p.p)) - 2 * (N // p.p - 1) * 24.0 / (N // p.p))
+            most = max(bytes_of(p.but(rank=r), "pp").sent for r in range(p.p))
+            assert sent == near(most - 2 * (N // p.p - 1) * 24.0 / (N // p.p))
         else: assert abs(sent + numbers - sent_of_all(p, name) / N) < 1e-2
 
 
