@@ -468,7 +468,7 @@ NARAYANAN = [(2304, 24, 24, 1, 32, 512, 137, 44), (3072, 32, 30, 2, 64, 512, 138
              (4096, 32, 36, 4, 128, 512, 142, 46), (6144, 48, 40, 8, 256, 1024, 135, 43)]
 
 
-@pytest.mark.parametrize("row, error", zip(NARAYANAN, (0, 4.2, 11.3, 9.8)))
+@pytest.mark.parametrize("row, error", zip(NARAYANAN, (0, 4.2, 11.3, 9.9)))
 def test_narayanans_tflops_within_twelve_percent(row, error):
     C, NH, L, t, N, batch, published, percent = row
     B = 8 if t == 8 else 16 # as in sc21/run_table_1.sh
