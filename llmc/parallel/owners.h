@@ -146,7 +146,7 @@ static inline size_t owners_sent(const Owners* o) {
     return n;
 }
 
-// Prints each rank's matrices and work per step. With more than 8 ranks, prints only those with the least and most work.
+// Prints the matrices and the work of each rank per step; with more than 8 ranks, only those with least and most work.
 static inline void report_owners(const Owners* o) {
     double sum = 0;
     int least = 0, most = 0;
