@@ -99,7 +99,6 @@ typedef struct {
     int num_ranges;
     ParamRange ranges[2*MAX_UNITS]; // views of this rank's shards, over which the optimizer and checkpoints iterate
     ParamRange* matrices[MAX_UNITS];// the range of each unit's matrices; NULL: this rank holds nothing of them
-    int all_own;                    // --owners: OWNERS_ONE or OWNERS_ALL
     double momentum;                // Muon's beta
     Owners owners;                  // which rank orthogonalises which matrix, and who holds its pieces
     floatNS *held, *owned;          // (most_held) this rank's pieces; (most_owned) all pieces of the matrices it owns
@@ -372,7 +371,7 @@ static double gpt2_predict_sent(const GPT2* g) {
     double times = g->zero_stage == 1 ? 1 + 1                // gradients once, parameters once
                  : g->zero_stage == 2 ? g->accumulation + 1  // gradients of every micro-batch, parameters once
                  : 3 * g->accumulation;                      // gradients, parameters for forward and for backward
-    double pieces = (double)(owners_sent(&g->owners, g->all_own) * sizeof(floatNS));
+    double pieces = (double)(owners_sent(&g->owners) * sizeof(floatNS));
     return (N - 1) * times * own + 2 * (N - 1) / N * (STEP_SUMS + 2) * sizeof(double) + pieces;
 }
 
@@ -722,12 +721,12 @@ static void muon_orthogonalise(GPT2* g) {
         Matrix m = g->owners.m[i];
         matrix_copy(g, i, false);
         newton_schulz(g->matrix, g->work, m.rows, m.cols);
-        if (g->all_own) { // this rank's piece is here already
+        if (g->owners.all_own) { // this rank's piece is here already
             MatrixPiece p = owners_piece(&g->owners, i, g->dp->rank);
             if (p.n > 0) device_copy(g->held + p.at, g->matrix + p.begin, p.n * sizeof(floatNS));
         } else matrix_copy(g, i, true);
     }
-    if (g->all_own) return;
+    if (g->owners.all_own) return;
     comm_wait(g->dp, comm_all_to_all_v(g->dp, g->held, g->owners.held, g->owned, g->owners.owned, COMM_FLOATNS));
 }
 
@@ -794,7 +793,7 @@ static void gpt2_options(GPT2* g, Run* run) {
     g->zero_stage = 1;
     option_int(&run->table, "zero-stage", &g->zero_stage, 1, 3,
                "what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters");
-    option_choice(&run->table, "owners", &g->all_own, "one|all",
+    option_choice(&run->table, "owners", &g->owners.all_own, "one|all",
                   "which ranks orthogonalise a matrix: one: its owner; all: every rank, which only repeats the work");
     g->momentum = 0.95;
     option_float(&run->table, "momentum", &g->momentum, 0, 0.9999, "Muon's momentum, of the blocks' matrices");
@@ -811,7 +810,7 @@ static void gpt2_configure(void* model, Run* run) {
     g->num_units = gpt2_num_units(g->config);
     g->dp = ranks_world(run); // rank r's micro-batch m: sequences (mN + r)B to (mN + r + 1)B - 1 of the global batch
     gpt2_init_units(g);
-    owners_init(&g->owners, g->config, g->dp, g->all_own);
+    owners_init(&g->owners, g->config, g->dp);
     owners_predict(&g->owners, run);
     run->ranks->share.writer = g->dp->rank; // each rank saves its shards
     run->ranks->share.writers = g->dp->size;
@@ -883,7 +882,7 @@ static StepStats train_step(GPT2* g, Run* run, long long step) {
 static void gpt2_report(const GPT2* g, Run* run) {
     ranks_report(run);
     report_zero((int)g->zero_stage, g->config, g->dp->size);
-    report_owners(&g->owners, g->all_own);
+    report_owners(&g->owners);
 }
 
 // Call after the last step. Returns true if all measurements agree with the predictions.

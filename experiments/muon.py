@@ -1,14 +1,16 @@
 """AdamW (train_gpt2_zero) and Muon (train_gpt2_muon) at equal steps, and at equal seconds.
 
-A step has 2048 tokens, as in the demo, here all on one rank: validation losses do not depend on the number of ranks. With the
-first seed each optimizer tries three learning rates, and further ones while the best is the lowest or the highest. AdamW also
-tries a long warm-up, because its first steps at a high rate cost it up to 0.25 after a short one: a comparison with AdamW as
-badly tuned as that flatters Muon. One seed may be unlucky by more than rates differ, so the best two run with all seeds, and the
-lower mean counts. Muon repeats its best with half of the steps. break-even: how many times as long a step of Muon may last until
-AdamW reaches the same loss in the same time, which is AdamW's steps over those in which Muon reaches AdamW's last loss; the mean
-of the seeds, from and to. Muon's learning rate has not fallen yet at that step, so this is a low estimate. A step of Muon: how
-many times as long as one of AdamW it lasts, from results of muon_time that --beside names; break-even over this is what Muon
-gains per second."""
+A step has 2048 tokens, as in the demo, but all on one rank, because validation losses do not depend on the number of ranks. With
+the first seed, each optimizer tries three learning rates, and more as long as the best is the lowest or the highest. AdamW also
+tries a long warm-up: after a short one, its first steps at a high rate raise the loss by up to 0.25, and a comparison with such a
+badly tuned AdamW would flatter Muon. Bad luck with one seed can exceed the difference between rates, so the best two run with all
+seeds, and the lower mean counts. Muon repeats its best run with half of the steps.
+
+break-even          the ratio of step times at which both optimizers reach the same loss in the same time: AdamW's steps, divided by
+                    the steps in which Muon reaches AdamW's final loss (mean and range of the seeds). It is a low estimate, because
+                    Muon's learning rate has not fallen yet at that step.
+a step of Muon      the measured ratio of step times, from the results of muon_time that --beside names
+gain per second     break-even divided by this ratio"""
 from itertools import pairwise
 from statistics import mean
 import dev.lib as m
@@ -36,7 +38,7 @@ def tried(d, setting, optimizer, warmup=r"\d+"):
 
 
 def best(d, setting, optimizer):
-    """Of the two that have all seeds."""
+    """The better of the two that ran with all seeds."""
     return min(tried(d, setting, optimizer)[:2], key=lambda run: mean(map(last, d.each_round(run))))
 
 

@@ -1,22 +1,22 @@
 #!/bin/sh
-# cluster.sh - a cluster on one machine: nodes that have their own network, host name, shared memory and sshd, and a switch whose links
-# are as slow as they are asked to be. Linux's namespaces make the nodes; files are common to all, as on a cluster's shared disk.
+# cluster.sh - a cluster on one machine: each node has its own network, host name, shared memory and sshd, and you choose how slow
+# the links of the switch are. Nodes are Linux namespaces; they share all files, as on a cluster's shared disk.
 #
 #   sh dev/cluster/cluster.sh up NODES RANKS_PER_NODE LINK   for example: up 4 1 1gbit,200us      (make cluster)
-#   sh dev/cluster/cluster.sh link NODE|all LINK             a link is otherwise from now on; NODE also as 2,3
+#   sh dev/cluster/cluster.sh link NODE|all LINK             changes the links of these nodes; NODE may be 2,3
 #   sh dev/cluster/cluster.sh on NODE COMMAND...             runs a command on a node
-#   sh dev/cluster/cluster.sh sent                           bytes that each node has sent over its link, as the kernel counts them
-#   sh dev/cluster/cluster.sh slurm                          Slurm: munged and slurmd on each node, slurmctld on node 0
-#   sh dev/cluster/cluster.sh down                           ends all that runs there, and leaves nothing behind   (make cluster-down)
+#   sh dev/cluster/cluster.sh sent                           prints the bytes that each node has sent, as the kernel counts them
+#   sh dev/cluster/cluster.sh slurm                          starts Slurm: munged and slurmd on each node, slurmctld on node 0
+#   sh dev/cluster/cluster.sh down                           ends all processes, and leaves nothing behind   (make cluster-down)
 #
-#   dev/cluster/run PROGRAM [OPTION...]                      a rank for each slot of each node, by mpirun and ssh
+#   dev/cluster/run PROGRAM [OPTION...]                      starts a rank for each slot of each node, by mpirun and ssh
 #
-# LINK is words with commas between: RATE (as 1gbit, 500mbit, or unlimited), DELAY from one node to the next (200us, 1ms), loss=5%,
-# down or up, and part=N: the network falls into parts that do not hear each other. What is not named stays as it is.
+# LINK is words separated by commas: RATE (1gbit, 500mbit or unlimited), DELAY from one node to the next (200us, 1ms), loss=5%, down
+# or up, and part=N, which divides the network into parts that do not hear each other. Omitted properties do not change.
 #
-# Node I is called nodeI and has the address 10.77.0.(I+1), which exists in the cluster alone. Needs Linux, ip (package iproute2), unshare
-# and nsenter (util-linux), sshd (openssh-server), Open MPI and a C compiler; root, or a kernel that gives a plain user namespaces of its
-# own. The cluster is build/cluster in this clone, so a clone has one at a time. Or: CLUSTER=FOLDER, a name without a space.
+# Node I is called nodeI; its address 10.77.0.(I+1) exists only in the cluster. Needs Linux, ip (package iproute2), unshare and
+# nsenter (util-linux), sshd (openssh-server), Open MPI and a C compiler; root, or a kernel that lets ordinary users create
+# namespaces. The cluster's folder is build/cluster, so a clone has one cluster at a time unless CLUSTER=FOLDER (no spaces) is set.
 set -eu
 from=$PWD
 cd "$(dirname -- "$0")/../.."
@@ -26,7 +26,7 @@ state=${CLUSTER:-$PWD/build/cluster}
 port=2222
 is_up() { case $(readlink "/proc/$(cat "$state/pid" 2>/dev/null)/exe") in */unshare) ;; *) return 1 ;; esac; }
 need_up() { is_up || fail "there is no cluster: make cluster NODES=4 makes one"; }
-# need_tools TOOL...; await TENTHS COMMAND...: false if the command does not succeed in so many tenths of a second.
+# need_tools TOOL...; await TENTHS COMMAND...: false if the command does not succeed within this many tenths of a second.
 need_tools() {
     for tool; do
         PATH=$PATH:/usr/sbin:/sbin command -v $tool >/dev/null ||
@@ -40,7 +40,7 @@ await() {
 }
 is_number() { case $1 in ''|*[!0-9]*|0?*) return 1 ;; esac; }
 
-# enter NODE COMMAND...: in the node's namespaces, to which its first process leads.
+# enter NODE COMMAND...: runs it in the namespaces of the node's first process.
 enter() {
     export PATH="$PATH:/usr/sbin:/sbin" SLURM_CONF="$state/slurm/slurm.conf"
     node=$(cat "$state/node$1.pid" 2>/dev/null) || fail "there is no node $1"
@@ -52,7 +52,7 @@ enter() {
 }
 
 # ---- links ----
-# changed_links NODE|all LINK: prints the lines on stdin, one for each node, with that node's link changed.
+# changed_links NODE|all LINK: prints the lines on stdin, one per node, with the link of that node changed.
 changed_links() {
     awk -v which="$1" -v words="$2" '
         function number(text, pattern) { if (text !~ "^[0-9.]+" pattern "$") exit wrong = 2; return text + 0 }
@@ -124,7 +124,7 @@ up() {
         LogLevel ERROR
         BatchMode yes
 END
-    # Its first process is the cluster: when that ends, the kernel ends all others and takes networks and mounts away.
+    # The first process is the cluster: when it ends, the kernel ends all others and removes networks and mounts.
     # shellcheck disable=SC2086
     setsid unshare $rights --mount --net --pid --fork --kill-child --mount-proc \
         env CLUSTER="$state" sh dev/cluster/cluster.sh init "$nodes" >"$state/log" 2>&1 </dev/null &
@@ -132,7 +132,7 @@ END
     echo $unshared >"$state/pid"
     await 300 has_started || true
     [ -e "$state/ready" ] || { said=$(tail -n 3 "$state/log"); down; fail "the cluster does not start: $said"; }
-    # Processes have other numbers inside; from here they are children of a child.
+    # The processes have different numbers inside; out here they are grandchildren.
     first=$(pgrep -P $unshared)
     for i in $(seq 0 $((nodes - 1))); do pgrep -P "$first" -f "cluster.sh node $i\$" >"$state/node$i.pid"; done
     echo "$nodes nodes, node0 to node$((nodes - 1)), of $ranks rank$([ "$ranks" = 1 ] || echo s) each; links: $link"
@@ -159,7 +159,7 @@ init() {
     : >"$state/ready"
     while [ -e "$state/ready" ]; do sleep 1; done # rm -rf build also ends the cluster
 }
-# The first process of a node, in namespaces of its own.
+# The first process of a node, in its own namespaces.
 node() {
     PATH=$PATH:/usr/sbin:/sbin
     hostname "node$1" 2>/dev/null || echo "node$1" >/proc/sys/kernel/hostname
@@ -188,7 +188,7 @@ slurm() {
     mkdir -p "$state/slurm/spool"
     dd if=/dev/urandom of="$state/slurm/munge.key" bs=128 count=1 2>/dev/null
     chmod 600 "$state/slurm/munge.key"
-    # A job that is queued again waits until its old credential has ended, otherwise two minutes, and then for the scheduler.
+    # A requeued job waits until its old credential expires (by default two minutes), and then for the scheduler.
     sed "s|^ *||; s|STATE|$state/slurm|" >"$state/slurm/slurm.conf" <<END
         ClusterName=cluster
         SlurmctldHost=node0
@@ -213,7 +213,7 @@ slurm() {
         NodeName=node[0-$((nodes - 1))] CPUs=$slots State=UNKNOWN
         PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 END
-    # With fences of two kinds, as usual, a rank may leave the second before another has left the first, and MPI_Init crashes there.
+    # With two kinds of fences, the default, a rank may leave the second before another leaves the first; MPI_Init then crashes.
     printf 'PMIxCliTmpDirBase=/run\nPMIxCollFence=tree\n' >"$state/slurm/mpi.conf"
     for i in $(seq 0 $((nodes - 1))); do
         enter "$i" munged --force --key-file "$state/slurm/munge.key" --socket /run/munge.socket --pid-file /run/munged.pid \
@@ -230,7 +230,7 @@ is_gone() { ! kill -0 "$1" 2>/dev/null; }
 down() {
     if [ -r "$state/pid" ]; then
         if is_up; then kill -9 "$(cat "$state/pid")"; fi
-        for pid in $(cat "$state"/node*.pid 2>/dev/null); do # what has been entered ends with the namespace's first process
+        for pid in $(cat "$state"/node*.pid 2>/dev/null); do # processes that entered a namespace end with its first process
             await 50 is_gone "$pid" || true
         done
     fi

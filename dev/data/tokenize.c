@@ -3,12 +3,12 @@ tokenize - turns text into token files (llm.c's .bin) for the training programs.
 
     build/tokenize --tokenizer bytes --out train.bin --val-out val.bin FILE...
 
-With --prompt-field and --response-field it also writes masks (llmc/data/mask.h): what counts in the loss is each response and the
+With --prompt-field and --response-field it also writes masks (llmc/data/mask.h): only responses count in the loss, each with the
 end-of-text token after it, without which a model would not learn where to stop.
 
-Each document is preceded by the end-of-text token. Whether a document is for validation depends only on its bytes, so a
-document that comes twice, or in another order, or in a larger set, stays on its side, and no validation text leaks into
-the training text.
+The end-of-text token precedes each document. A document's bytes alone decide whether it is for validation, so a document
+that comes twice, in another order or in a larger set stays on its side, and no validation text leaks into the training
+text.
 */
 #include "../../llmc/base/common.h"
 #include "../../llmc/base/options.h"
@@ -23,11 +23,11 @@ typedef struct {
     size_t shard_tokens;  // 0: all in one file
     int shards;           // opened so far
     bool is_open;
-    TokenWriter writer;   // where is_open
-    bool masked;          // there is a mask beside each file:
-    MaskWriter mask;      // that of the open one
-    size_t documents, bytes, tokens; // tokens: with the end-of-text ones
-    size_t counted;       // where masked, of these tokens those that count in the loss
+    TokenWriter writer;   // if is_open
+    bool masked;          // every file has a mask
+    MaskWriter mask;      // of the open file
+    size_t documents, bytes, tokens; // tokens include the end-of-text ones
+    size_t counted;       // if masked, the tokens that count in the loss
 } Output;
 
 enum { TRAIN, VAL, SIDES };
@@ -56,7 +56,7 @@ static void output_open(Output* o) {
     free(name);
 }
 
-// A mask that was there belongs to the tokens that are replaced now.
+// An existing mask belongs to the tokens that are now replaced.
 static void output_close(Output* o) {
     char* mask = mask_path(o->writer.path);
     if (o->masked) mask_writer_close(&o->mask, &o->writer);
@@ -66,7 +66,7 @@ static void output_close(Output* o) {
     free(mask);
 }
 
-// A shard ends where it is full, even in the middle of a document, as llm.c's do.
+// Like llm.c's, a shard ends when it is full, even in the middle of a document.
 static void output_tokens(Output* o, const int* tokens, size_t n, bool counts) {
     o->tokens += n;
     o->counted += counts ? n : 0;
@@ -88,7 +88,7 @@ static void output_text(Output* o, const Tokenizer* t, const char* text, size_t 
     free(tokens);
 }
 
-// The first `prompt` bytes are a prompt. It becomes tokens by itself, as when the model is asked: no token has bytes of both.
+// The first `prompt` bytes are a prompt. It is encoded alone, as when the model answers: no token spans its end.
 static void output_document(Output* o, const Tokenizer* t, const char* text, size_t length, size_t prompt) {
     output_tokens(o, &t->eot, 1, o->documents > 0); // it ends the response before it
     if (prompt > 0) output_text(o, t, text, prompt, false);

@@ -120,7 +120,8 @@ def answer(o):
     every = Table("source", columns, [{"name": row["source"], **row, "ratio": ratio(*pair)} for row, pair in zip(rows, pairs)])
     def percents(mine): return {name: "-" if math.isnan(x) else f"{100 * x:.1f} %" for name, x in summary(mine).items()}
     groups = ((source, [*mine]) for source, mine in groupby(pairs, key=lambda pair: pair[0].source))
-    sources = [{"name": source, "rows": len(mine), **percents(mine)} for source, mine in groups]
+    def predicted(mine): return sum(not math.isnan(x) for _, x in mine)
+    sources = [{"name": source, "rows": predicted(mine), **percents(mine)} for source, mine in groups]
     lines = []
     for name, kinds in COUNTED.items():
         good = sum(100 * x <= GOALS[name] for x in offs(pairs, kinds))

@@ -4,9 +4,9 @@
     build/overlap trace.json [--step N] [--columns 100] [--svg FILE] [--callers] [--flame] [--flame-svg FILE]
 
 The table has a line per rank, with mean milliseconds per step as the picture below it draws them, without the first step: compute,
-including time in which the rank had no core; communication; the part of communication in which nothing was computed, including
+including time in which the rank had no core; communication; exposed communication, during which nothing was computed, including
 waits for late ranks; and how long before the end of the backward pass communication began (negative: after it). The picture shows
-one step, and --svg draws the same for a browser or a page.
+one step, and --svg draws it for a browser or a page.
 
 The rest are means over all ranks and over the steps that the run's own diagnosis uses, computed in the same way
 (llmc/run/diagnosis.h; a test compares both): communication by kind, unit, communicator and caller, in total, exposed, and in waits
@@ -36,8 +36,8 @@ OPTIONS = [
 
 # ---- the table ----
 def rank_totals(rank, first_step):
-    """Of all steps that count, in microseconds: compute, communication, its exposed part, and the time from the first operation
-    that begins in a step to the end of its backward pass."""
+    """Totals of all steps that count, in microseconds: compute, communication, its exposed part, and the time from the first
+    operation that begins in a step to the end of the backward pass."""
     compute = sum(s.end - s.begin for s in rank.compute if s.step >= first_step and s.letter != ".")
     communication, exposed, done, ahead, backward_end = 0, 0, -math.inf, 0, 0
     for s in rank.communication:
@@ -47,7 +47,7 @@ def rank_totals(rank, first_step):
         exposed += s.end - begin - rank.computed_within(begin, s.end)
         done = s.end
     for step, slices in rank.by_step():
-        # the embedding's, before the wait
+        # the last one is the embedding's, before the wait
         backward_end = next((s.end for s in reversed(slices) if s.letter in "beh"), backward_end)
         first = next((o for o in rank.communication if o.begin >= slices[0].begin), None)
         if step >= first_step and first and first.step == step: ahead += backward_end - first.begin
@@ -100,7 +100,7 @@ COLOURS = {"e": ("#8ecae6", "embedding"), "f": ("#3a86b7", "forward"), "h": ("#1
 
 def write_svg(path, ranks, begin, end, span_ms):
     """span_ms: the time that the picture's width stands for, so that several pictures can be compared; 0: the step's duration."""
-    used = {s.letter for rank in ranks for s in rank.compute} | COLOURS.keys() - {"n"}  # only Muon has it
+    used = {s.letter for rank in ranks for s in rank.compute} | COLOURS.keys() - {"n"}  # which only Muon needs
     legend = [named for letter, named in COLOURS.items() if letter in used]
     picture = TimePicture(legend, len(ranks), 2, 18, 10, span_ms or 1e-3 * (end - begin))
 
@@ -118,7 +118,7 @@ def write_svg(path, ranks, begin, end, span_ms):
 
 
 # ---- communication by kind, unit, communicator and caller, and a step's time as a tree ----
-MOST_STEPS = 128                                    # of which a rank makes notes (llmc/run/diagnosis.h)
+MOST_STEPS = 128                                    # that a rank notes (llmc/run/diagnosis.h)
 WAYS = "kind", "unit", "communicator", "caller"
 BAR = 40                                            # columns of the tree as text
 LEFT, WIDTH, TOP, ROW, LETTER = 10, 880, 62, 22, 7  # pixels of its picture
@@ -127,8 +127,8 @@ PARTS = (("#8ecae6", "computing"), ("#c1121f", "exposed communication"), ("#dddd
 
 
 class Frame:
-    """A frame of the tree or a row of a table. Its parts are ms of a step: computing, exposed communication, waits for ranks that
-    were late and for messages, and communication that computing hides."""
+    """A frame of the tree or a row of a table. Its parts are ms of a step: computing, exposed communication, waits for late ranks
+    and for messages, and communication that overlaps with computing."""
 
     def __init__(self, name, order=0):
         self.name, self.order, self.parts, self.children = name, order, [0.0] * 4, {}
@@ -146,7 +146,7 @@ class Frame:
 
 
 def seconds_of(operations):
-    """How long they were waited for, and took. The program adds up seconds in 32 bits."""
+    """Seconds of waiting for them, and of their duration. Like the program, adds up in 32 bits."""
     sums = array("f", [0, 0])
     for o in operations:
         for i, x in enumerate(array("f", [1e-6 * o.waited, 1e-6 * (o.end - o.begin)])): sums[i] += x
@@ -165,7 +165,7 @@ def unit_name(first, last):
 
 
 def name_by(way, o):
-    """What a table calls an operation, and where it stands there."""
+    """An operation's name in a table, and its place there."""
     if way == "kind": return o.kind, 0
     if way == "communicator": return o.comm.split(".")[0], 0  # all groups of a split
     if way == "caller": return f"{o.phase} > {o.caller or 'not known'}", PHASES.index(o.phase)
@@ -187,7 +187,7 @@ class Split:
         trace.require(self.mean["step"] > 0, "has no time in the steps that count")
 
     def make_steps(self):
-        """From the first slice of compute to the last: all steps but the first, or the first alone."""
+        """Steps last from their first slice of compute to their last. The first one counts only if there is no other."""
         first = min(r.compute[0].step for r in self.ranks if r.compute)
         for r in self.ranks:
             for number, slices in r.by_step():
@@ -196,7 +196,7 @@ class Split:
                     r.steps[number] = array("f", [1e-6 * (slices[-1].end - slices[0].begin), 0, -1])
 
     def share_units(self):
-        """Units of the same collective, as far as any rank knows them: ranks of ddp that load no weights do not."""
+        """Gives each collective the units that any rank knows. Ranks of ddp that load no weights know none."""
         known = {}
         of_several = [o for r in self.ranks for o in r.operations if o.ranks > 1]
         for o in of_several:
@@ -207,9 +207,8 @@ class Split:
 
     # ---- the diagnosis ----
     def split_steps(self):
-        """A rank's operations of one kind on one communicator in a step belong together. Of a collective what counts is the rank
-        that waited least; so in a ring. A receive is the same message as another's send, and in a pipeline a wait for another
-        stage."""
+        """Groups a rank's operations in a step by kind and communicator. For a collective, and in a ring, the rank that waited
+        least counts. A receive is the same message as another rank's send, and in a pipeline it is a wait for another stage."""
         found, waits = defaultdict(lambda: defaultdict(lambda: defaultdict(list))), Counter()
         for r, rank in enumerate(self.ranks):
             for o in rank.operations:
@@ -234,12 +233,12 @@ class Split:
         for name, x in seconds.items(): self.mean[name] += x * self.per_step
 
     def efficiency(self, what):
-        """The course's figure, of all communication, or the one of what nothing hides. Both leave out what is no communication."""
+        """Efficiency in the course's sense, with all communication, or only with the exposed part. Neither counts other time."""
         whole = self.mean["compute"] + self.mean[what]
         return self.mean["compute"] / whole if whole else math.nan
 
     def split_channel(self, rank, found, waited, exposed, busy):
-        """Gives a rank's operations their parts, phases, and units if they do not say them."""
+        """Gives a rank's operations their parts, phases, and missing units."""
         of_each = [part_of(exposed, 1e-6 * o.waited, waited) for o in found]
         beyond = [max(0, 1e-6 * (o.end - o.begin) - x) for o, x in zip(found, of_each)]
         hidden, all, ms = max(busy - exposed, 0), sum(beyond), 1e3 * self.per_step
@@ -322,7 +321,7 @@ def frame_rows(f, whole, depth):
 
 
 def draw_frame(picture, f, way, x, per_ms, whole, row):
-    """way: "step > forward", which the text that a browser shows at the frame begins with."""
+    """way: "step > forward", which begins the frame's tooltip."""
     y, at, room = TOP + row * ROW, x, int((f.ms * per_ms - 6) / LETTER)
     words = ", ".join(f"{word} {ms:.3f}" for word, ms in zip(("computing", "exposed", "waiting", "hidden"), f.parts))
     picture.parts.append("<g>")
@@ -332,7 +331,7 @@ def draw_frame(picture, f, way, x, per_ms, whole, row):
         at += ms * per_ms
     picture.rect(x, y, f.ms * per_ms, ROW - 1, "none", stroke="white")
     name = f.name.removeprefix("block ") if len(f.name) > room else f.name  # its number says more than its first letters
-    if room >= 5 or len(name) <= room:  # as much of it as there is room for
+    if room >= 5 or len(name) <= room:  # cut to fit
         picture.text(x + 4, y + 15, name[:max(room, 0)], stroke="white", stroke_width=2, paint_order="stroke")
     picture.parts.append("</g>")
     for child in f.sorted():

@@ -3,13 +3,14 @@ compress_state.h - the errors of compressed gradients in a checkpoint: one file 
 
     OUT/step_00000100/errors_int8_00001_of_00004.safetensors
 
-It contains the tensor `state`, as compress_methods.h lays it out. Its metadata are the loss scale of the state, a
-checksum of the segments (`layout`), a checksum of AdamW's m by which the file knows its checkpoint (`moments`), and a
-checksum of all this.
+It contains the tensor `state` in the layout of compress_methods.h. Its metadata are the loss scale of the state, a
+checksum of the segments (`layout`), a checksum of AdamW's m, which identifies the checkpoint (`moments`), and a
+checksum of everything.
 
 Errors belong to a method and a number of ranks: each rank saves the part of its gradients that it has not sent. A run
-with another method, other buckets or another number of ranks begins with none, and says so. A program that does not
-compress loads the rest of the checkpoint. A file that is missing, damaged, or of another rank or checkpoint is refused.
+with another method, other buckets or another number of ranks reports that it starts without errors. A program that does
+not compress loads the rest of the checkpoint. A file is refused if it is damaged or missing, or belongs to another rank
+or checkpoint.
 */
 #ifndef LLMC_PARALLEL_COMPRESS_STATE_H
 #define LLMC_PARALLEL_COMPRESS_STATE_H
@@ -40,7 +41,7 @@ static inline ErrorsFacts errors_facts(const Compress* c) {
     return f;
 }
 
-// Returns the part of a file's checksum that is not of its n floats: the facts, the rank and the number of ranks.
+// Returns the part of a file's checksum that does not cover its n floats: the facts, the rank and the number of ranks.
 static inline uint64_t errors_facts_checksum(ErrorsFacts f, size_t n, int rank, int ranks) {
     uint64_t facts[] = { 0, f.layout, f.moments, (uint64_t)rank, (uint64_t)ranks }, sum = 0;
     memcpy(&facts[0], &f.loss_scale, sizeof f.loss_scale);
@@ -65,7 +66,7 @@ static inline json_t* errors_metadata(const Compress* c) {
                      "checksum", checkpoint_hex(sum));
 }
 
-// For SaveShare.beside: self is the Compress.
+// A SaveShare.beside; self is the Compress.
 static inline void compress_save(void* self, CheckpointWriter* w) {
     const Compress* c = (const Compress*)self;
     char name[] = "state", *path = checkpoint_errors_path(w->temporary, errors_of(c), c->comm->rank);
@@ -85,7 +86,7 @@ static inline void compress_save(void* self, CheckpointWriter* w) {
     free(path);
 }
 
-// Each rank will save its errors, if this run keeps any.
+// Makes each rank save its errors, if this run keeps any.
 static inline void compress_share(Compress* c, SaveShare* share) {
     if (!compress_keeps(c)) return;
     share->beside = compress_save;
@@ -103,7 +104,7 @@ static inline ErrorsFacts errors_read_facts(const SafeTensors* s) {
     return f;
 }
 
-// Checks this rank's whole file. Sets the state if the file was made with these buckets; true if it was.
+// Checks this rank's whole file. If it was made with these buckets, sets the state and returns true.
 static inline bool errors_read(Compress* c, const SafeTensors* s) {
     ErrorsFacts f = errors_read_facts(s), mine = errors_facts(c);
     const SafeTensor* t = safetensors_find(s, "state");
@@ -128,7 +129,7 @@ static inline bool errors_read(Compress* c, const SafeTensors* s) {
     return fits;
 }
 
-// Reads this rank's file. Returns true if the state is set.
+// Reads this rank's file. Returns true if it set the state.
 static inline bool errors_load(Compress* c, const char* folder) {
     char *path = checkpoint_errors_path(folder, errors_of(c), c->comm->rank), *advice = checkpoint_remedy(folder);
     char* remedy = format_string("%s; without its errors_* files errors begin at 0", advice);
@@ -142,7 +143,7 @@ static inline bool errors_load(Compress* c, const char* folder) {
     return loaded;
 }
 
-// Takes the errors out of the checkpoint c->resumed, whose moments are loaded, or reports their loss.
+// Loads the errors of the checkpoint c->resumed, or reports their loss. The moments must be loaded already.
 static inline void compress_load(Compress* c) {
     const char* folder = c->resumed;
     if (folder == NULL || !compress_keeps(c)) return; // then run_load reports the loss

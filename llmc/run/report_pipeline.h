@@ -1,6 +1,6 @@
 /*
-report_pipeline.h - the reports of a pipelined run in addition to report.h's: each rank's part of the model and how well
-the parts are balanced, the current action, how long actions take, and at the end how large the bubble was.
+report_pipeline.h - what a pipelined run reports in addition to report.h: each rank's part of the model, the balance of
+the parts, the current action, how long actions take, and finally the size of the bubble.
 */
 #ifndef LLMC_REPORT_PIPELINE_H
 #define LLMC_REPORT_PIPELINE_H
@@ -10,24 +10,24 @@ the parts are balanced, the current action, how long actions take, and at the en
 #include "trace.h"
 #include "ranks.h"
 
-// ---- how long actions take, by marks, so that a GPU's own times count ----
+// ---- how long actions take, measured by marks, so that the time on a GPU counts ----
 typedef struct { ActionKind kind; int begins, ends; } TimedAction; // two marks
 // until: seconds from the beginning of a step to the end of its last action
 typedef struct { double seconds[4], until; long long done[4], steps; } ActionSums;
 typedef struct {
     TimedAction* actions;   // (count) of the last step, owned
     int count;
-    bool begun, over;       // it has begun; it has no more actions
+    bool begun, over;       // the step has begun; all its actions have ended
     long long last_over;    // the number of the last step that is over
-    int step_begins;        // a mark, if it has begun
-    bool warm;              // an earlier step, which makes caches and communicators warm, is over
+    int step_begins;        // a mark, if the step has begun
+    bool warm;              // an earlier step, which warmed up caches and communicators, is over
     ActionSums sums;        // of all steps after the first: seconds of actions and how many, by kind
     double clock;           // when the current action began, for --emulate-ms
     Ranks* ranks;     // these are views
     const Stages* stages;
 } ActionTimes;
 
-// Adds up the last step. The device has done all of it.
+// Adds up the last step, all of which the device has completed.
 static inline void action_times_settle(ActionTimes* t) {
     for (int i = 0; i < t->count; i++) {
         TimedAction* x = &t->actions[i];
@@ -46,8 +46,8 @@ static inline void action_times_settle(ActionTimes* t) {
     t->count = 0;
 }
 
-// From now on the rank computes, sends and waits for this action: the timeline and the watchdog say so. Evaluations,
-// which run between the last action of a step and the next step, are not announced.
+// Tells the timeline and the watchdog that the rank computes, sends and waits for this action from now on. Ignores
+// evaluations, which run between the last action of a step and the next step.
 static inline void action_announce(void* times, Action a) {
     static const char* const letters[] = { "F", "B", "I", "W" }; // as in parallel/pipeline.h
     ActionTimes* t = (ActionTimes*)times;
@@ -61,8 +61,8 @@ static inline void action_announce(void* times, Action a) {
     if (!t->begun) t->step_begins = device_event();
     t->begun = true;
 }
-// The same, as the action begins: --fault may want to strike in it. The mark "start" is the action's first slice in the
-// timeline, so that an action of a stage without blocks also has one.
+// Call when an action begins. --fault may strike in it. The mark "start" is the action's first slice in the timeline,
+// which even an action of a stage without blocks needs.
 static inline void action_begin(ActionTimes* t, Action a) {
     Ranks* w = t->ranks;
     action_announce(t, a);
@@ -74,12 +74,12 @@ static inline void action_begin(ActionTimes* t, Action a) {
     t->actions[t->count++] = x;
     t->clock = now_seconds();
 }
-// As it ends, with --emulate-ms when its time is over. The rank then sends, and may wait to do so.
+// Call when an action ends, before its results are sent. With --emulate-ms, returns only when its time is over.
 static inline void action_end(ActionTimes* t, Action a) {
     stages_emulate(t->stages, a, t->clock);
     t->actions[t->count - 1].ends = device_event();
 }
-// From now on what is computed belongs to no action, until the next step begins.
+// Call after the last action of a step: later compute belongs to no action until the next step begins.
 static inline void actions_end(void* times) {
     ActionTimes* t = (ActionTimes*)times;
     Ranks* w = t->ranks;
@@ -93,7 +93,7 @@ static inline void actions_end(void* times) {
     w->has_last_work = true;
 }
 
-// Messages then announce the actions to which they belong.
+// Makes messages announce the actions to which they belong.
 static inline void action_times_init(ActionTimes* t, Ranks* w, const Stages* y, Messages* m) {
     t->ranks = w;
     t->stages = y;
@@ -106,9 +106,9 @@ static inline void action_times_init(ActionTimes* t, Ranks* w, const Stages* y, 
 
 // ---- the bubble, measured and by its formula ----
 typedef struct {
-    double busy, min, max; // seconds of a step that ranks compute, on average; the rank that computes least, and most
-    double until;             // seconds until a step's last action is over, on any rank
-    double formula;           // seconds that a rank of a balanced pipeline would wait, with actions that last as long
+    double busy, min, max; // seconds of a step in which a rank computes: the mean, least and most of all ranks
+    double until;          // seconds from the beginning of a step until every rank has ended its last action
+    double formula;        // seconds that a rank of a balanced pipeline would wait if actions lasted this long
 } Bubble;
 static inline Bubble bubble_of(Pipeline pipe, const ActionSums* ranks, int size) {
     Bubble b = { 0, 1e30, 0, 0, 0 };
@@ -128,8 +128,8 @@ static inline Bubble bubble_of(Pipeline pipe, const ActionSums* ranks, int size)
     }
     return b;
 }
-// Prints the share of the time in which ranks computed, next to the formula's for the same times, and frees the times.
-// Prints nothing for a single stage, and leaves out the first step. Collective; call it when the last step is over.
+// Prints the share of the time in which ranks computed, next to the one by the formula, and frees the times. Leaves out
+// the first step, and prints nothing for a single stage. Collective; call it when the last step is over.
 static inline void report_bubble(ActionTimes* t, Pipeline pipe) {
     Ranks* w = t->ranks;
     action_times_settle(t);
@@ -157,7 +157,7 @@ static inline void report_bubble(ActionTimes* t, Pipeline pipe) {
 }
 
 typedef struct { int blocks, slots; size_t bytes; } StageReport; // of a rank
-// Says in capitals that times are not those of the machine.
+// Says in capitals that times are emulated.
 static inline void report_emulation(const PipelineParallel* options, Pipeline pipe) {
     const double* ms = options->ms;
     double bubble = pipeline_bubble(pipe, ms[0], ms[1], ms[2]), step = pipe.m * (ms[0] + ms[1] + ms[2]) + bubble;
@@ -168,8 +168,8 @@ static inline void report_emulation(const PipelineParallel* options, Pipeline pi
     else printf("A BUBBLE OF %.0f MS IN A STEP OF %.0f\n", bubble, step);
 }
 
-// Prints the schedule with its bubble, and the parts of each stage. t: its views are set. bytes: of this rank.
-// Collective.
+// Prints the schedule with its bubble, and the parts of each stage. The views in t must be set. bytes: the predicted
+// memory of this rank. Collective.
 static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipeline pipe, GPT2Config c, size_t bytes) {
     Ranks* w = t->ranks;
     const Stages* y = t->stages;
@@ -177,7 +177,7 @@ static inline void report_stages(const ActionTimes* t, const Mesh* mesh, Pipelin
     if (y->p == 1) { report_emulation(&y->options, pipe); return; } // there is nothing to balance
     SplitCosts costs = split_costs(c.Vp, c.C);
     StageReport mine;
-    memset(&mine, 0, sizeof mine); // its padding is also sent
+    memset(&mine, 0, sizeof mine); // even the padding is sent
     mine.blocks = stages_num_blocks(y);
     mine.slots = pipeline_slots(pipe);
     mine.bytes = bytes;

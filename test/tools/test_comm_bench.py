@@ -12,7 +12,8 @@ SIZES = [3, 18, 109, 664, 4050, 24705, 150700]
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 PLACES = {"out": 5, "in": 9}  # columns of time, algbw, busbw and #wrong
 # What is done, the places there are, whether counts are of each rank's part, and what bus bandwidth is of size / time on N ranks.
-COLLECTIVES = {"all-reduce": ("sum", ["in"], 0, lambda n: 2 * (n - 1) / n), "broadcast": ("none", ["in"], 0, lambda n: 1)} | {
+COLLECTIVES = {"all-reduce": ("sum", ["in"], 0, lambda n: 2 * (n - 1) / n), "broadcast": ("none", ["in"], 0, lambda n: 1),
+               "all-to-all-v": ("none", ["out"], 1, lambda n: (n - 1) / (n + 1))} | {
     name: (redop, places, 1, lambda n: (n - 1) / n) for name, redop, places in
     [("reduce-scatter", "sum", ["out", "in"]), ("all-gather", "none", ["out", "in"]), ("all-to-all", "none", ["out"])]}
 
@@ -28,7 +29,8 @@ def runs(piece):
             *(f"-o all-reduce {sizes} {way}" for way in ways for sizes in (ALL_TYPES, near)),
             f"--op all {ALL_TYPES} --offload", f"--op all {near} --offload", f"--op all {ALL_TYPES} --groups 2",
             f"--op all {AWKWARD} --emulate-link 100",
-            f"-o all-to-all -b {piece // 2 - 16} -e {piece // 2 + 16} --stepbytes 16 -n 1 -w 0"]
+            *(f"-o {op} -b {piece // 2 - 16} -e {piece // 2 + 16} --stepbytes 16 -n 1 -w 0" for op in ("all-to-all",
+                                                                                                      "all-to-all-v"))]
 
 
 def bench(*options, ranks=1, debug=False, **settings):
@@ -44,7 +46,7 @@ def assert_right(run, options):
     """No number is wrong, of as many collectives as the options mean."""
     found = tables(run)
     assert run.status == 0 and not re.search("runtime error:|ERROR: ", run.said), run
-    assert len(found) == (2 if "--offload" in options else 1 if "--op all" not in options else 5), run
+    assert len(found) == (2 if "--offload" in options else 1 if "--op all" not in options else 6), run
     for rows, text in found.values(): assert rows and "# Out of bounds values : 0 OK" in text, run
 
 
@@ -59,7 +61,7 @@ def assert_table_is_right(run, ranks, kind):
     """Sizes are whole elements per rank; times and bandwidths agree to the last digit printed; no number is wrong."""
     assert run.status == 0 and (f"# comm_bench on {ranks} ranks: " in run.out or ranks == 1), run
     assert [int(x) for x in re.findall(r"^#  Rank +(\d+)", run.out, re.M)] == list(range(ranks)), run
-    assert list(tables(run)) == ["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast"], run
+    assert list(tables(run)) == ["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "all-to-all-v", "broadcast"], run
     for name, (rows, text) in tables(run).items():
         (redop, places, parts, factor), bandwidths = COLLECTIVES[name], []
         assert "# Out of bounds values : 0 OK" in text and len(rows) == len(SIZES), run
@@ -109,7 +111,7 @@ def test_sizes_may_be_k_and_m_and_without_checks_it_says_so():
     ("-o all-reduce", "N/A", "3"), ("-o all-reduce -d bf16 --allreduce ring", "N/A", "3"),
     ("-o reduce-scatter -d fp64", "2", "2"),  # the input, which is not as it was, counts as well
     ("-o all-gather -d fp16", "4", "3"), ("-o all-to-all -d bf16", "2", "N/A"),
-   
+    ("-o all-to-all-v -d fp16", "2", "N/A"),
     ("-o broadcast --root 1 -c 2", "N/A", "6"), ("-o broadcast --root 2", "N/A", "0")])
 def test_a_wrong_input_is_counted_where_it_goes(options, out_of_place, in_place):
     run = bench("-b 60 -e 240 -f 2 -n 1 -w 0 --fault 1:2:bitflip", options, ranks=3)  # in the second of three lines

@@ -1,5 +1,5 @@
-"""What measures: the benchmarks and tables of dev/, and experiments/. Each runs to its end in its quick form and makes its page,
-and computes from numbers that are known beforehand what it should. How fast anything is, nobody asks here."""
+"""The benchmarks, and the tables and pages of experiments/. Each finishes in its quick form and makes its page, and computes the
+right results from numbers that are known in advance. No test here judges speed."""
 import json, os, re, shutil, subprocess, sys, time
 import pytest
 from dev.lib import Others, Results, Timed, share_of_others
@@ -13,7 +13,7 @@ EXPERIMENTS = sorted(path.stem for path in (ROOT / "experiments").glob("[a-z]*.p
 
 
 def script(path, text):
-    """A program in place of a real one, of which rank 0 says something in metrics.jsonl."""
+    """A stand-in for a program; say() on rank 0 writes a line of metrics.jsonl."""
     return executable(path, f"""import json, os, sys, time
 options, first = dict(zip(sys.argv[1:], sys.argv[2:])), os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0"
 def say(**fields):
@@ -29,7 +29,7 @@ HEADER = {"record": "header", "date": "2000-01-02", "machine": "a machine", "dev
 def test_a_programs_steps_and_memory_are_measured_from_outside_and_it_is_stopped(tmp_path):
     steps = script(tmp_path / "steps", "memory = bytearray(b'1') * (40 << 20)\nprint('not a step', flush=True)\n"
                    "for i in range(10**9): time.sleep(0.02); print(f'step {i}: {memory[i]}', flush=True)")
-    ballast = bytearray(b"1") * (300 << 20) # what this process holds is not the program's
+    ballast = bytearray(b"1") * (300 << 20) # memory of this process must not count
     timed = Timed([steps], 1, 3)
     assert len(timed.ms) == 3 and min(timed.ms) > 0 and 40e6 < timed.rss < 100e6 < len(ballast) and not timed.error
 
@@ -81,7 +81,7 @@ for i in range(1000): time.sleep(0.02 if options["--seq-len"] == "64" else 0.3);
         out, err = bench.communicate(timeout=120)
     assert bench.returncode == 1 and "interrupted" in err
     assert_says(out, r"^\| ours, fp32 \| \d", "finished rounds: 0,")
-    # the table is made from what is stored
+    # stored results give the same table
     assert succeeds("python3 -m experiments bench --from", tmp_path / "stored").out == short.out
 
 
@@ -94,13 +94,13 @@ def test_the_table_of_an_emulated_link_has_what_runs_and_the_plan_say():
     rows = {cells[0]: [0] + [float(cell.rstrip("%")) for cell in cells[1:]] for cells in map(str.split, out.splitlines())
             if cells and cells[0] in ("ddp", "none", "int8") and re.match(r"\w+ +[\d.]+%", " ".join(cells))}
     assert rows["ddp"][1] == rows["none"][1] == 100 and 24.5 < rows["int8"][1] < 27  # bytes
-    assert rows["ddp"][7] == rows["none"][7] == 55.6 and 82 <= rows["int8"][7] <= 83.5  # 10 of 18, and what int8 leaves of 8
+    assert rows["ddp"][7] == rows["none"][7] == 55.6 and 82 <= rows["int8"][7] <= 83.5  # 10 of 18; int8 sends a quarter of 8
     assert rows["ddp"][2] == 10 and rows["ddp"][9] == 1
 
 
-# none computes for 10 ms and sends 1 MB, 80 ms at 0.1 Gb/s; int8 computes for 20 ms and sends a quarter, 20 ms; powersgd computes
-# for
-# 10 ms and sends 125 kB, 10 ms. The loss falls by 0.01 a step, int8's by 0.008 with seed 1, and by 0.012 with seed 2.
+# The `none` baseline computes for 10 ms and sends 1 MB, which takes 80 ms at 0.1 Gb/s. int8 computes for 20 ms and sends a quarter
+# (20 ms); powersgd computes for 10 ms and sends 125 kB (10 ms). The loss falls by 0.01 per step, but with int8 by 0.008 (seed 1) or
+# 0.012 (seed 2).
 COMPRESS = """
 if not first: sys.exit()
 method, seed, steps, every = options["--compress"], options.get("--seed", "1"), int(options["--steps"]), int(options["--eval-every"])
@@ -141,9 +141,9 @@ def test_the_table_of_compression_methods_computes_equal_time_and_runs_only_what
     assert "| loss, 16 channels | more than none |" in table("--only losses --into", losses, count=6)
     table("--only times --into", times, ["--links", "0.1 25"], count=3 * 3)
     page = table("--from", losses, "--beside", times, "--time-svg", tmp_path / "time.svg", count=0)
-    # The rate of learning falls after step 80. At 0.1 Gb/s int8 comes there after 80 x 40 ms = 3.2 s, powersgd after 20 x 90 + 60 x
-    # 20 =
-    # 3 s, in which none makes 33.3 steps and int8 75; int8 is the best with seed 2. At 100 Gb/s powersgd makes 80, int8 40.
+    # The learning rate falls after step 80. At 0.1 Gb/s int8 reaches this step after 80 x 40 ms = 3.2 s, and powersgd after
+    # 20 x 90 + 60 x 20 ms = 3 s. In 3 s the `none` baseline makes 33.3 steps and int8 75; int8 is best with seed 2. At 100 Gb/s
+    # powersgd makes 80 steps, and int8 40.
     for row in ("| `int8` | 250.0 kB | 4.0 times | 4.1 kB | 2.00 | 0.2500 | 0.500 | 0.750 | 4.500 (4.300 to 4.700) | +0.000 "
                 "(-0.200 to +0.200) |",
                 "| `powersgd` from step 20 | **4.700** (80) | **4.70", "| `none` | 5.167 (33) | 4.70",
@@ -158,7 +158,7 @@ def test_the_table_of_compression_methods_computes_equal_time_and_runs_only_what
     assert all(row in page for row in both.splitlines() if row.startswith("| `int8"))
     table("--only losses --lr 1e-3 --keep", losses, "--into", tmp_path / "other", count=6)  # with other options
     assert "losses, 1x16, int8 on 2 ranks failed" in table("--into", tmp_path / "broken", breaks="int8")
-    table("--only losses --keep", tmp_path / "broken", count=5)  # what was done is there
+    table("--only losses --keep", tmp_path / "broken", count=5)  # one of six is stored
 
 
 # 100 tokens/s on one rank, 150 on two, 240 on four; the first step is slow.
@@ -183,12 +183,12 @@ def test_scaling_has_medians_without_the_first_step_speed_up_efficiency_and_the_
     assert sorted((tmp_path / "runs").read_text().splitlines()) == ["1 2", "1 8", "2 2", "2 4", "4 2"]
     assert len(re.findall("^    1         103      1.00       100 %      5 %", out, re.M)) == 2
     assert len(re.findall("^    4         243      2.36        59 %     20 %", out, re.M)) == 2
-    assert out.count("they cannot gain") == (os.cpu_count() < 4)  # ranks that take turns
+    assert out.count("they cannot gain") == (os.cpu_count() < 4)  # ranks share cores
 
 
-# Muon learns twice as fast with seed 1, and 1.6 times with seed 2; its best learning rate is the highest of the first three.
-# AdamW's best one is unlucky with seed 1, and a short warm-up costs AdamW 0.7. Muon's step lasts 1.5 times as long, and twice as
-# long if every rank orthogonalises all.
+# Muon learns twice as fast as AdamW with seed 1, and 1.6 times as fast with seed 2; its best learning rate is the highest of the
+# first three. AdamW is unlucky at its best rate with seed 1, and a short warm-up costs AdamW 0.7. A step of Muon takes 1.5 times as
+# long, or twice as long if every rank orthogonalises all matrices.
 MUON = """
 if not first: sys.exit()
 muon, rate = sys.argv[0].endswith("muon"), float(options["--lr"]) if "--lr" in options else 0
@@ -224,7 +224,7 @@ CP = f"--data {TOKENS} --heads 4 --channels 16 --layers 2 --batch-size 4"
 
 
 def test_context_parallelism_sends_and_works_what_the_formulas_say(tmp_path):
-    """Of 16 tokens on two ranks the second has 36 + 64 of 136 pairs, and in zigzag both have half; pictures have their colours."""
+    """With 16 tokens on two ranks, the second rank computes 36 + 64 of 136 pairs; with zigzag both compute half."""
     svg, ring = tmp_path / "work.svg", tmp_path / "ring.svg"
     out = succeeds("python3 -m experiments cp_table --ranks 1,2 --tokens 8 --svg", svg, "--ring-svg", ring, CP).out
     assert re.findall(r"^ 2 +16 .* (\S+)$", out, re.M) == ["1.00", "1.47", "1.47", "1.00"]
@@ -232,7 +232,7 @@ def test_context_parallelism_sends_and_works_what_the_formulas_say(tmp_path):
 
 
 def test_a_program_that_counts_otherwise_than_the_formulas_is_found(tmp_path):
-    """One whose metrics.jsonl says that it has sent 1000 bytes."""
+    """Its metrics.jsonl claims that it sent 1000 bytes."""
     skewed = executable(tmp_path / "skewed", f"""
 "{ROOT}/{program('train_gpt2_cp')}" "$@" || exit 1
 while [ $# -gt 1 ]; do [ "$1" = --out ] && out=$2; shift; done
@@ -256,7 +256,7 @@ DDP = {r"DDP \| .* \| x 1.00 \| .*": 1}
     (f"program_table --rounds 1 --steps 3 --table tp {SMALL}", DDP | {fr"(?:tensor parallel|`--[-a-z ]*`) \| {OF_A_RUN}": 3}),
     (f"program_table --rounds 1 --steps 3 --table pp {SMALL} --layers 4", DDP | {
         fr"(?:pipeline, 1 micro-batch|[48] micro-batches(?:, `--schedule [-a-z\d]*`)?) \| {OF_A_RUN}": 6}),
-    # with two ranks along an axis a rank sends as much as it has of gradients, or of the root
+    # with two ranks along an axis, a rank sends as many bytes as its gradients take, or its part of the root
     ("mesh_table --meshes 2x1x1z,1x2x2 --rounds 1 --steps 2 --layers 4 --channels 64 --seq-len 16", {
         fr"2 x 1 x 1, ZeRO \| 1 \| \| \| 0.9 MB \| {TIMES} \|": 1, r"(?:2 x 1 x 1, ZeRO|1 x 2 x 2) (?:\| [\d.]+ MB ){6}": 2,
         fr"1 x 2 x 2 \| 8 \| 0.6 MB \| 0.1 MB \| \| {TIMES} \| 88.\d %, [\d.]+ %": 1}),
@@ -274,7 +274,7 @@ DDP = {r"DDP \| .* \| x 1.00 \| .*": 1}
     (f"speed_up --batch-size 2 --steps 3 --model d1 --channels 16 --heads 2 --seq-len 16 --data {TOKENS} --ranks 1,2 --out @/out", {
         r" +[12] +[1-9]\d* +[\d.]+ +\d+ % +\d+ %": 4})], ids=str)
 def test_a_table_has_a_row_for_each_way_that_the_training_programs_ran(tmp_path, options, rows):
-    """A picture that is asked for is whole."""
+    """Pictures are complete."""
     run = succeeds("python3 -m experiments", options.replace("@", str(tmp_path)), "--into", tmp_path / "stored", timeout=900,
                    env={"PROGRAM": program("train_gpt2_ddp"), "BUILD": "build"})
     for row, count in rows.items(): assert len(re.findall(rf"^(?:\| )?{row}(?: ?\|)?$", run.out, re.M)) == count, (row, run)
@@ -308,7 +308,7 @@ def pages(*arguments, start=command):
 
 
 def page(folder, experiment, *runs, **header):
-    """The page that results by hand make, as one line: runs are (name, round, {field: value})."""
+    """The page made from these results, as one line. Runs are (name, round, {field: value})."""
     lines = [HEADER | {"experiment": experiment} | header, *[{"run": name, "round": number, "ranks": 2, "program": "fsdp",
                                                               "options": "--steps 3"} | fields for name, number, fields in runs]]
     (folder / "made.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
@@ -341,8 +341,8 @@ def test_ratios_are_formed_within_a_round_and_their_median_and_range_are_on_the_
 
 
 def two_ranks(folder, *ratios, **header):
-    """The page where two ranks are so many times as fast as one with 16, 32 and 64 channels, and always faster with longer
-    sequences."""
+    """The page if two ranks reach these percentages of the speed of one with 16, 32 and 64 channels, and are always faster with
+    longer sequences."""
     runs = []
     for channels, short in zip((16, 32, 64), ratios):
         for length, ratio in (32, short), (128, 160):
@@ -375,7 +375,7 @@ def test_the_short_answer_of_two_ranks_claims_every_size_only_if_each_is_faster(
 
 
 def rounds(**ms):
-    """Results whose runs took so many milliseconds in each round."""
+    """Results whose runs took these milliseconds in each round."""
     d = Results({"busy_percent": 0})
     for run, of_rounds in ms.items():
         for number, x in enumerate(of_rounds, 1): d.add(run, number, step_ms=x)
@@ -395,7 +395,7 @@ def test_ratios_that_contradict_each_other_are_refused():
 
 
 def test_what_others_used_is_all_that_was_busy_and_is_not_our_own():
-    """Of 20 seconds of all cores 10 were busy."""
+    """10 of 20 core seconds were busy."""
     assert [share_of_others((100, 300, 7), (110, 320, own)) for own in (7, 11, 17, 18)] == [50, 30, 0, 0]
     assert share_of_others((0, 0, 0), (0, 0, 0)) == 0
     begin = Others.now()
@@ -469,7 +469,7 @@ def test_what_cannot_be_measured_is_refused(options, why):
     assert_refused(command("python3 -m experiments", options, env={"PROGRAM": program("train_gpt2_ddp"), "DEVICE": "nothing"}), why)
 
 
-# These two ask a GPU for something else than a CPU.
+# These two experiments run differently on a GPU.
 @pytest.mark.rest
 @pytest.mark.parametrize("experiment, device", [*((name, "cpu") for name in EXPERIMENTS), *(
     pytest.param(name, "emulated", marks=gpus.missing("cublasLt", "cudnn", "nccl")) for name in ("offload", "out_of_memory"))])
@@ -487,7 +487,7 @@ def test_an_experiment_runs_to_its_end_in_its_quick_form_and_has_a_page(tmp_path
 
 
 def here(folder):
-    """A copy of what runs experiments, without an experiment."""
+    """A copy of the code that runs experiments, without any experiment."""
     for name in "dev/lib", "dev/tools": shutil.copytree(ROOT / name, folder / name)
     (folder / "experiments").mkdir()
     shutil.copy("experiments/__main__.py", folder / "experiments")
@@ -503,11 +503,12 @@ def experiment(folder, name, runs, needs="[]"):
 
 
 def ask(place, *arguments, start=command):
-    """Runs experiments of a copy, whose pages are made by a line in place of dev/lib/pages.py's function."""
+    """Runs experiments of a copy."""
     return start("python3 -m experiments", *arguments, env={"DEVICE": "cpu"}, cwd=place)
 
 
 def make_pages_by(place, line):
+    """Replaces the function that makes pages by this line."""
     with open(place / "dev/lib/pages.py", "a") as file: file.write(f"\ndef make(): {line}\n")
 
 

@@ -450,9 +450,14 @@ def test_what_holds_for_every_model_and_link(name, model, m):
     assert (shared.compute, shared.exposed) == (alone.compute, alone.exposed)
 
 
-# ---- published times. `difference`: that column of doc/reference/plan_validation.md, in percent ----
+# ---- published times. Differences and errors are in percent ----
 def assert_differs(predicted, published, difference):
     assert abs(100 * (predicted / published - 1) - difference) <= 0.06, (predicted, published)
+
+
+def assert_is_too_low(predicted, published, error):
+    """error: as doc/reference/plan_validation.md defines and prints it."""
+    assert_differs(published, predicted, error)
 
 
 def seconds_of(p, flops, w=network_of("nvlink3", "hdr", 8), name="tp"):
@@ -464,15 +469,15 @@ NARAYANAN = [(2304, 24, 24, 1, 32, 512, 137, 44), (3072, 32, 30, 2, 64, 512, 138
              (4096, 32, 36, 4, 128, 512, 142, 46), (6144, 48, 40, 8, 256, 1024, 135, 43)]
 
 
-@pytest.mark.parametrize("row, difference", zip(NARAYANAN, (0, -4.0, -10.1, -9.0)))
-def test_narayanans_tflops_within_eleven_percent(row, difference):
+@pytest.mark.parametrize("row, error", zip(NARAYANAN, (0, 4.2, 11.3, 9.9)))
+def test_narayanans_tflops_within_twelve_percent(row, error):
     C, NH, L, t, N, batch, published, percent = row
     B = 8 if t == 8 else 16 # as in sc21/run_table_1.sh
     p = megatron(L, NH, C, 2048, B, t, N, recompute="full", accumulation=batch * t // N // B)
     # Equation 3 of arXiv 2104.04473, for a token: every product of the forward pass twice, as blocks are recomputed, and twice as
     # many backward; the logits once and twice
     flops = 96 * L * C * C * (1 + p.T / (6 * C) + p.shape.V / (16 * L * C))
-    assert_differs(1e-12 * flops * batch * p.T / N / seconds_of(p, 312e12 * 0.4137).seconds, published, difference)
+    assert_is_too_low(1e-12 * flops * batch * p.T / N / seconds_of(p, 312e12 * 0.4137).seconds, published, error)
     assert_rounds_to(100 * published / 312, percent, 1) # the paper prints both
     # our programs compute nothing above the diagonal; the paper does not count vectors
     half, vectors = 8 * L * C * p.T, 8 * L * 13 * C + 6 * (p.shape.T + 2) * C

@@ -1,12 +1,12 @@
 /*
-comm_claims.h - what holds of communication on CPUs (test_comm.c) and on GPUs (test_comm_cuda.cu) besides the results
-of collectives with parts of one size, which comm_bench checks: uneven parts, messages, what waits for what,
-communicators, barriers. The programs are started on several ranks, or alone. Every rank checks its own results, and the
-first check that fails ends them all.
+comm_claims.h - claims about communication on CPUs (test_comm.c) and GPUs (test_comm_cuda.cu), in addition to the
+results of collectives, which comm_bench checks: overlapping uneven parts, messages, the order of waits, communicators,
+barriers. The programs run on one rank or several. Every rank checks its own results, and the first check that fails ends
+all ranks.
 
     test_comm [PATTERN...]   the claims whose names match one of the patterns, or all, as TAP from rank 0
 
-Before it is included, MANY is defined, how long buffers are, and COMM_PIECE if it is not the usual one.
+Before including it, define MANY (the elements of a long buffer), and COMM_PIECE unless the default will do.
 */
 #ifndef TEST_COMM_CLAIMS_H
 #define TEST_COMM_CLAIMS_H
@@ -17,7 +17,7 @@ static Comm world;
 static Control control;
 enum { SPARE = 16, MOST_RANKS = 8 }; // bytes after every buffer that no operation may touch
 
-// Element i of a rank's numbers: zeros, or small whole numbers, whose sum over 8 ranks is exact in any order.
+// Return element i of a rank's numbers: zeros, or small integers, whose sum over 8 ranks is exact in any order.
 static double zero(int rank, size_t i) { return 0.0 * rank * (double)i; }
 static double whole(int rank, size_t i) { return (double)(int)((i * 7 + (size_t)rank * 5 + i / 16) % 16); }
 static double whole_sum(int ranks, size_t i) {
@@ -26,9 +26,9 @@ static double whole_sum(int ranks, size_t i) {
     return sum;
 }
 
-// ---- buffers: n floats on the device or from offload_alloc, and on the device SPARE bytes of 0x5a behind them ----
+// ---- buffers: n floats from offload_alloc, or on the device, where SPARE bytes of 0x5a follow them ----
 typedef struct { float* p; size_t n; } Buffer;
-typedef double (*Numbers)(int rank, size_t i); // element i of a rank, or of so many ranks
+typedef double (*Numbers)(int rank, size_t i); // element i of a rank, or of the sum over ranks
 
 static Buffer part_of(Buffer b, size_t first, size_t n) {
     Buffer part = { b.p + first, n };
@@ -37,7 +37,7 @@ static Buffer part_of(Buffer b, size_t first, size_t n) {
 static void buffer_write(Buffer b, const void* from, size_t bytes) {
     if (is_offloaded(b.p)) memcpy(b.p, from, bytes);
     else host_to_device(b.p, from, bytes);
-    device_synchronize(); // it has been read
+    device_synchronize(); // the copy reads `from`
 }
 static char* buffer_bytes(Buffer b, size_t bytes) { // the caller frees them
     char* host = (char*)xcalloc(bytes, 1);
@@ -80,9 +80,9 @@ static void release(Buffer b, Numbers numbers, int rank, size_t first, const cha
 
 // ---- uneven parts ----
 static char byte_of(int rank, size_t i) { return (char)(i % 251 + 31 * (size_t)rank); }
-// Rank p sends rank q nothing, half of n elements or all of them; for most pairs q sends p another number.
+// Rank p sends rank q none, half or all of n elements; most pairs send each other different numbers.
 static size_t part_size(int p, int q, size_t n) { return (size_t)((2 * p + q + 1) % 3) * n / 2; }
-// The parts that are sent overlap. Those that arrive lie behind them in the same memory, with gaps between them.
+// The parts that a rank sends overlap. Those that it receives follow in the same memory, with gaps between them.
 static void exchange_uneven_parts(size_t n, CommType t) {
     const size_t N = (size_t)world.size, row = n * comm_type_size(t), bytes = 2 * N * row;
     CommPart from[MOST_RANKS], to[MOST_RANKS];
@@ -113,9 +113,9 @@ CLAIM(uneven_parts_of_every_type_arrive_and_touch_nothing_else) {
     }
 }
 
-// ---- messages, and what waits for what ----
+// ---- messages, and the order of waits ----
 static bool every_pair(int a, int b, int N) { return a < N && b < N; }
-// Every rank sends two messages to every other, all at once: the messages of a pair must not overtake each other.
+// Every rank sends every other rank two messages at once. The messages of a pair must not overtake each other.
 static void exchange_with_all(void) {
     const size_t lengths[] = { 2 * MANY, 7 };
     Buffer in[2][MOST_RANKS], out[2][MOST_RANKS];
@@ -135,7 +135,7 @@ static void exchange_with_all(void) {
 }
 CLAIM(all_ranks_send_to_all_others_at_once) { exchange_with_all(); }
 
-// All but the last rank issue a collective, and go on; the last one issues it when a message has come from rank to rank.
+// All ranks but the last issue a collective and continue. The last rank issues it once a message has passed all ranks.
 CLAIM(nothing_waits_for_a_collective_but_its_own_wait) {
     const int r = world.rank, last = world.size - 1;
     Buffer sum = buffer(4, whole, r, 0), number = buffer(1, whole, r, 0);
@@ -143,7 +143,7 @@ CLAIM(nothing_waits_for_a_collective_but_its_own_wait) {
     if (r < last) all = comm_all_reduce(&world, sum.p, 4, COMM_F32);
     if (r > 0) comm_wait(&world, comm_recv(&world, number.p, 1, COMM_F32, r - 1));
     if (r < last) comm_wait(&world, comm_send(&world, number.p, 1, COMM_F32, r + 1));
-    device_synchronize(); // the last rank has it, and only now issues the collective
+    device_synchronize(); // on the last rank, the message has arrived
     if (r == last) all = comm_all_reduce(&world, sum.p, 4, COMM_F32);
     comm_wait(&world, all);
     release(sum, whole_sum, world.size, 0, "all-reduce");
@@ -151,7 +151,7 @@ CLAIM(nothing_waits_for_a_collective_but_its_own_wait) {
 }
 
 // ---- communicators ----
-// A communicator and the world at once.
+// Uses a communicator and the world at the same time.
 static void all_reduce_on_both(Comm* part) {
     Buffer x = buffer(MANY, whole, part->rank, 0), y = buffer(MANY, whole, world.rank, 0);
     CommOp a = comm_all_reduce(part, x.p, MANY, COMM_F32), b = comm_all_reduce(&world, y.p, MANY, COMM_F32);
@@ -170,7 +170,7 @@ CLAIM(parts_of_the_world_are_communicators_of_their_own) {
     require(half.size == (world.size + 1 - odd) / 2 && half.rank == world.rank / 2, "rank %d of %d", half.rank, half.size);
     for (int q = 0; q < half.size; q++) require(half.world_rank[q] == 2 * q + odd, "rank %d is %d", q, half.world_rank[q]);
     all_reduce_on_both(&half);
-    comm_split(&pairs, &half, "pair", world.rank / 4); // of a part; ranks 0 and 2, 1 and 3, 4 and 6, ...
+    comm_split(&pairs, &half, "pair", world.rank / 4); // splits a part: ranks 0 and 2, 1 and 3, 4 and 6, ...
     for (int q = 0; q < pairs.size; q++)
         require(pairs.world_rank[q] == world.rank / 4 * 4 + 2 * q + odd, "rank %d is %d", q, pairs.world_rank[q]);
     all_reduce_on_both(&pairs);
@@ -178,12 +178,12 @@ CLAIM(parts_of_the_world_are_communicators_of_their_own) {
     comm_free(&half);
 }
 
-// Each rank in turn comes late.
+// Each rank in turn is late.
 CLAIM(nobody_leaves_a_barrier_before_the_last_has_come) {
     double* all = (double*)device_alloc((size_t)world.size * sizeof(double), MEMORY_ACTIVATIONS);
     for (int late = 0; late < world.size; late++) {
         if (world.rank == late) usleep(50000);
-        double before = now_seconds(), came[MOST_RANKS]; // one clock for all processes of a machine
+        double before = now_seconds(), came[MOST_RANKS]; // all processes of a machine share this clock
         comm_barrier(&world);
         double after = now_seconds();
         host_to_device(all + world.rank, &before, sizeof before);
@@ -206,9 +206,9 @@ CLAIM(memory_on_the_host_is_known_as_such_and_counted) {
 }
 
 // ---- the program ----
-// A program may define these; they are not static.
-void more_options(OptionTable* table) __attribute__((weak));       // besides those of communication
-bool does_another_thing(OptionTable* table) __attribute__((weak)); // than to run claims
+// Hooks that a program may define. They are not static.
+void more_options(OptionTable* table) __attribute__((weak));       // in addition to those of communication
+bool does_another_thing(OptionTable* table) __attribute__((weak)); // true: do not run claims
 void before_claim(const char* name) __attribute__((weak));
 int main(int argc, char** argv) {
     RankInfo ranks = ranks_find();

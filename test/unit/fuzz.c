@@ -3,9 +3,9 @@ fuzz.c - hostile input for the readers of files, with clang's libFuzzer and its 
 build/test/fuzz [OPTION...] [CORPUS...] gives it to the reader of that name (`targets`, at the end);
 test/tools/test_fuzz.py runs them all.
 
-If a reader dies with a message, it has done its work, and that is not a crash. die() ends in exit(), which the linker
-redirects here (-Wl,--wrap=exit). Inside fuzz_reader() it jumps back, frees the reader's memory and closes its files, so
-that millions of deaths fit in one process. Anywhere else in a target exit() is an error that the fuzzer reports.
+A reader that dies with a message has done its work; this is no crash. die() ends in exit(), which the linker redirects
+here (-Wl,--wrap=exit). Inside fuzz_reader(), exit() jumps back, frees the reader's memory and closes its files, so that
+millions of deaths fit in one process. Anywhere else in a target, exit() is an error that the fuzzer reports.
 */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -23,8 +23,8 @@ that millions of deaths fit in one process. Anywhere else in a target exit() is 
 #include <sys/mman.h>
 #include <unistd.h>
 
-// ---- memory: a list has every piece that is allocated ----
-typedef struct FuzzPiece { struct FuzzPiece *previous, *next; } FuzzPiece; // lies directly before the memory itself
+// ---- memory: a list of all allocations ----
+typedef struct FuzzPiece { struct FuzzPiece *previous, *next; } FuzzPiece; // directly before the memory itself
 static FuzzPiece fuzz_pieces = { &fuzz_pieces, &fuzz_pieces };
 
 static void* fuzz_realloc(void* old, size_t bytes) {
@@ -68,7 +68,7 @@ static int fuzz_vasprintf(char** out, const char* format, va_list args) {
 #include "../../llmc/data/tokens.h"
 #include "../../llmc/save/checkpoint.h"
 
-// What is allocated now stays, whichever reader dies.
+// Current allocations outlive any reader that dies.
 static void fuzz_keep(void) { fuzz_pieces.next = fuzz_pieces.previous = &fuzz_pieces; }
 
 // ---- death ----
@@ -125,7 +125,7 @@ static FuzzFile fuzz_file(void) {
 static void fuzz_fill(int fd, const void* data, size_t n) {
     if (ftruncate(fd, 0) != 0 || pwrite(fd, data, n, 0) != (ssize_t)n) abort();
 }
-// Fills it with a sound header of n bytes, which `wrong` changes by exclusive or (zeros leave it), and data behind it.
+// Fills the file with a valid header of n bytes, into which `wrong` is XORed, and with the data after it.
 static void fuzz_fill_behind(int fd, void* header, size_t n, const uint8_t* wrong, size_t num_wrong,
                              const uint8_t* data, size_t left) {
     for (size_t i = 0; i < num_wrong; i++) ((uint8_t*)header)[i] ^= wrong[i];
@@ -133,7 +133,7 @@ static void fuzz_fill_behind(int fd, void* header, size_t n, const uint8_t* wron
     if (pwrite(fd, data, left, (off_t)n) != (ssize_t)left) abort();
 }
 
-// ---- token files: a byte that says how, then the file itself, or a header's values and its data ----
+// ---- token files: a byte that selects the form, then the whole file, or changes to a valid header and the data ----
 static TokenFile token_file;
 static void open_tokens(void* path) {
     FileSource from = { path, "" };
@@ -166,10 +166,9 @@ static void fuzz_tokens(const uint8_t* data, size_t size) {
     }
 }
 
-// ---- masks beside a sound token file ----
-// A byte that is the number of tokens, a byte that says how, then the mask: either all of it, or what is wrong with a
-// sound header (bytes that are added to its own by exclusive or) and the bits, whose checksum and number the header
-// then has.
+// ---- masks of a valid token file ----
+// A byte gives the number of tokens, and the next one selects the form of the rest: the whole mask, or the bits after
+// changes to a valid header, which are XORed into it. That header contains the checksum and the number of these bits.
 static FuzzFile beside, mask_file;
 static TokenMask mask;
 static void open_mask(void* unused) {
@@ -215,10 +214,10 @@ static void fuzz_mask(const uint8_t* data, size_t size) {
 }
 
 // ---- tokenizer files, and hostile text for the tokenizers that are accepted ----
-// A byte that says which, then parts that end with the byte 0x1F: vocab.json, merges.txt or a .bin, and text. A small
-// valid part replaces one that is not given, so that mutation need not first find 256 tokens.
+// A byte selects the files, then come parts that end with the byte 0x1F: vocab.json, merges.txt or a .bin, and text. A
+// small valid part replaces a missing one, so that mutations need not find 256 tokens first.
 enum { VOCAB, MERGES, TEXT_ONLY, BIN, RAW, WAYS };
-static char folder[] = "/dev/shm/fuzz_tokenizer_XXXXXX"; // in memory, because a disk would be too slow
+static char folder[] = "/dev/shm/fuzz_tokenizer_XXXXXX"; // in memory, because a disk is too slow
 static Tokenizer tokenizer;
 static void open_spec(void* spec) { tokenizer_open(&tokenizer, spec); }
 
@@ -239,7 +238,7 @@ static void write_file(const char* name, const void* data, size_t n) {
     close(fd);
 }
 
-// Writes a vocab.json: all single bytes, tokens of the merges below, and the end of text; `more`: further members of the object.
+// Writes a vocab.json with all single bytes, the tokens of the merges below, and the end of text. `more`: further members.
 static void write_vocab(const uint8_t* more, size_t n) {
     static char text[1 << 17];
     char* out = text;
@@ -259,7 +258,8 @@ static void write_vocab(const uint8_t* more, size_t n) {
     write_file("vocab.json", text, (size_t)(out - text));
 }
 
-// Writes bytes and end of text as a .bin of 257 tokens. The first 16 bytes change header values; tokens are inserted between.
+// Writes a .bin of all bytes, the end of text, and the tokens in `data`. The first byte says how many tokens it claims
+// beyond 257; the next 16 bytes are XORed into the header.
 static void write_bin(const uint8_t* data, size_t left) {
     static uint8_t file[1 << 17];
     size_t n;
@@ -294,7 +294,7 @@ static void encode_and_decode(const uint8_t* data, size_t n) {
     free(ids);
 }
 
-// Takes the part up to 0x1F, or all that is left.
+// Takes the part up to 0x1F, or the rest.
 static const uint8_t* next_part(const uint8_t** data, size_t* left, size_t* n) {
     const uint8_t* end = *left ? memchr(*data, 0x1F, *left) : NULL;
     const uint8_t* part = fuzz_take(data, left, end ? (size_t)(end - *data) : *left, n);
@@ -332,14 +332,16 @@ static void fuzz_tokenizer(const uint8_t* data, size_t left) {
     }
 }
 
-// ---- weights and what describes them ----
-// The first byte says what the rest is: 's' the text of a state.json; 'h' the text of a safetensors header, a 0 and
-// data, to which the header's length is prepended; 'p' the same as the only shard of a checkpoint; 'i' the text of that
-// shard's index; else a whole safetensors file, all of whose tensors are read. The fuzzer does not see the branches
-// inside the JSON library, so mutations start from good inputs and recognise numbers.
+// ---- weights and their descriptions ----
+// The first byte gives the kind of the rest:
+//   s         the text of a state.json
+//   h         the text of a safetensors header, a 0 and data; the header's length is prepended
+//   p         the same, as the only shard of a checkpoint
+//   i         the text of that shard's index
+//   any other a whole safetensors file, all of whose tensors are read
+// The fuzzer does not see the branches inside the JSON library, so mutations start from valid inputs and recognise numbers.
 
-// What was read.
-static SafeTensors weights;
+static SafeTensors weights; // these are filled by the readers
 static json_t* json;
 static TrainState run_state;
 static CheckpointPieces pieces[CHECKPOINT_PARTS];
@@ -370,7 +372,7 @@ static void read_state(const char* text, size_t n) {
     if (run_state.config.C % run_state.config.NH != 0 || run_state.seq_len > run_state.config.max_T) abort();
 }
 
-// A shard that was accepted must have every element.
+// An accepted shard must contain every element.
 static void read_shard(const char* path) {
     FileSource from = { path, "" };
     safetensors_open(&weights, path, "");
@@ -390,7 +392,7 @@ static void read_index(const char* text, size_t n) {
     if (!json_equal(json, made)) abort();
 }
 
-// Writes the file that the input stands for, in memory; returns its path.
+// Writes the input's file into memory; returns its path.
 static const char* make_file(const char* input, size_t size) {
     static FuzzFile made_file;
     if (made_file.fd == 0) made_file = fuzz_file();
@@ -466,7 +468,7 @@ static size_t make_shard(const CheckpointRange ranges[RANGES], char* text, json_
     return size;
 }
 
-// Writes that shard, or one with a cut moved, which leaves a hole or has something twice.
+// Writes that shard, or moves one of its cuts, which leaves a hole or repeats elements.
 static size_t make_any_shard(Philox random, char* text) {
     CheckpointRange ranges[RANGES];
     memcpy(ranges, good_ranges, sizeof ranges);
@@ -496,7 +498,7 @@ static void prepare_safetensors(void) {
     fuzz_done();
 }
 
-// Replaces a number in the text by one that is likely to be at some limit; returns the new size.
+// Replaces a number in the text by one that is probably at some limit; returns the new size.
 static size_t change_number(char* text, size_t size, size_t limit, uint32_t chosen) {
     static const char* const numbers[] = { "0", "1", "2", "3", "4", "8", "12", "16", "24", "-1", "0.5", "4294967296",
                                            "2305843009213693952", "4611686018427387904", "9223372036854775807" };

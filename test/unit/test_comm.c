@@ -1,10 +1,9 @@
 /*
-test_comm.c - communication of ranks on CPUs: the claims of comm_claims.h, and what only a program that sees the data
-can tell.
-test/runs/test_comm.py starts it on several ranks. Started alone it is a test of one rank.
+test_comm.c - communication of ranks on CPUs: the claims of comm_claims.h, and claims that need access to the data while
+an operation runs. test/runs/test_comm.py starts it on several ranks; on its own it tests one rank.
 
     test_comm [PATTERN...]   the claims whose names match one of the patterns, or all
-    test_comm die NAME       one mistake, which must end with the error that test_comm.py expects
+    test_comm die NAME       makes one mistake, which must end with the error that test_comm.py expects
 */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__) // slow, so shorter buffers, in more and smaller pieces
 #define COMM_PIECE (1 << 16)
@@ -14,10 +13,10 @@ test/runs/test_comm.py starts it on several ranks. Started alone it is a test of
 #endif
 #include "comm_claims.h"
 
-// ---- how all-reduce is done ----
+// ---- the ways to do an all-reduce ----
 enum { LIBRARY, RING, ORDERED, AUTO, MODES };
 static const char* const mode_names[] = { "library", "ring", "rank order", "default" };
-// Nothing is under way when it is called. A claim begins and ends with the default, the last one.
+// Call it while no operation is in flight. Every claim begins and ends with the default, which is the last one.
 static void set_mode(int mode) {
     CommOptions* o = &world.world->options;
     comm_barrier(&world);
@@ -25,8 +24,8 @@ static void set_mode(int mode) {
     o->all_reduce = mode == RING ? ALL_REDUCE_RING : mode == AUTO ? ALL_REDUCE_AUTO : ALL_REDUCE_LIBRARY;
 }
 
-// ---- several at a time, and rounding ----
-// Between two ranks a message and a part of a collective are in flight at once, and each rank issues them in another order.
+// ---- several at a time; rounding ----
+// A message and a part of a collective are in flight between two ranks, which issue them in different orders.
 CLAIM(messages_are_not_taken_for_parts_of_collectives) {
     if (world.size == 1) return;
     float number = -1, sent = 100, shard = (float)world.rank, full[MOST_RANKS];
@@ -48,13 +47,13 @@ CLAIM(hundreds_of_operations_are_under_way_and_waited_for_in_another_order) {
         ops[k] = comm_all_reduce(&world, x[k].p, x[k].n, COMM_F32);
     }
     for (int turn = 0; turn < OPS; turn++) {
-        int k = (turn * 77 + 13) % OPS; // 77 and 300 have no common factor
+        int k = (turn * 77 + 13) % OPS; // coprime, so every operation gets its turn
         comm_wait(&world, ops[k]);
         release(x[k], whole_sum, world.size, (size_t)k, "one of many");
     }
 }
 
-// Numbers whose sum depends on the order: they have both signs, and most need all bits.
+// Numbers whose sum depends on the order, because their signs differ and most need all bits.
 static double rough(int rank, size_t i) { return (whole(rank, i * 13) * 1001 - 7000) / (double)(3 + i % 1000); }
 CLAIM(sums_in_any_order_are_the_same_twice_and_on_every_rank) {
     const size_t n = 100003, bytes = n * sizeof(float);
@@ -71,8 +70,8 @@ CLAIM(sums_in_any_order_are_the_same_twice_and_on_every_rank) {
     }
 }
 
-// ---- what is counted ----
-// All ranks together really send N times what the formulas say for one (comm_host_sum). Bytes that a library sends are not counted.
+// ---- counted bytes ----
+// All ranks together really send N times the formula for one rank (comm_host_sum). Bytes that a library sends are not counted.
 CLAIM(counts_are_the_formulas_and_what_is_really_sent) {
     const size_t n = 300007, N = (size_t)world.size, all = (N - 1) * N;
     const unsigned long long calls[COMM_KINDS] = { 2, 1, 1, 1, 1, 1, 0, 0, 0, 0 };
@@ -115,7 +114,7 @@ CLAIM(counts_are_the_formulas_and_what_is_really_sent) {
 static double exposed_of_world(void) {
     return world.stats[COMM_ALL_REDUCE].exposed + world.stats[COMM_SEND].exposed + world.stats[COMM_RECV].exposed;
 }
-// Groups of two sizes, one of which sends more than the other, a rank alone, and a message from one rank.
+// Covers groups of two sizes, one of which sends more than the other, a communicator of one rank, and a message.
 CLAIM(totals_are_what_this_rank_sends_also_within_groups) {
     const int N = world.size, first = N > 1 ? (N + 1) / 3 : 1; // 1+1, 1+2, 1+3, 3+5
     const int mine = world.rank < first ? first : N - first;
@@ -147,13 +146,13 @@ CLAIM(totals_are_what_this_rank_sends_also_within_groups) {
     comm_free(&alone); comm_free(&group);
 }
 
-// ---- strict mode, and its absence ----
+// ---- strict mode ----
 static bool all_nan(const float* x, size_t n) {
     for (size_t i = 0; i < n; i++) if (!isnan(x[i])) return false;
     return true;
 }
 static void set_all(float* x, size_t n, float value) { for (size_t i = 0; i < n; i++) x[i] = value; }
-// Waits for an operation whose output (n) must be NaN until then, and which reads what is written into its input (m) before.
+// Waits for an operation whose output (n) must be NaN until then. First sets its input (m), which it reads only now.
 static void wait_strictly(CommOp op, const float* out, size_t n, float* in, size_t m, float written) {
     require(all_nan(out, n), "an output can be read before its wait");
     set_all(in, m, written);
@@ -169,7 +168,7 @@ CLAIM(in_strict_mode_outputs_are_nan_but_for_a_ranks_own_shard_and_inputs_are_re
     set_all(full, N * n, 1);
     CommOp reduce = comm_all_reduce(&world, x, n, COMM_F32), scatter = comm_reduce_scatter(&world, shard, full, n, COMM_F32);
     wait_strictly(comm_all_gather(&world, all, full, n, COMM_F32), all, N * n, full, N * n, 100);
-    wait_strictly(reduce, x, n, x, 1, 7); // in place what is written is lost
+    wait_strictly(reduce, x, n, x, 1, 7); // an early write is lost in place
     wait_strictly(scatter, shard, n, NULL, 0, 0); // still NaN after the other waits
     require(x[0] == ranks && x[4] == ranks, "in place: %g", x[0]);
     require(shard[0] == 100 * ranks && all[0] == 100, "an early write into an input had no effect: %g, %g", shard[0], all[0]);
@@ -211,7 +210,7 @@ CLAIM(in_strict_mode_outputs_are_nan_but_for_a_ranks_own_shard_and_inputs_are_re
     set_all(full, N * n, 200 + (float)world.rank);
     comm_wait(&world, parts);
     for (size_t q = 0; q < N; q++) require(all[q * n + 2] == 200 + (float)q, "an early write had no effect: %g", all[q * n + 2]);
-    wait_strictly(comm_broadcast(&world, x, n, COMM_F32, 0), x, n, NULL, 0, 0); // NaN on the root as well
+    wait_strictly(comm_broadcast(&world, x, n, COMM_F32, 0), x, n, NULL, 0, 0); // NaN even on the root
     require(x[2] == ranks, "broadcast: %g", x[2]);
 }
 
@@ -238,14 +237,14 @@ static bool is_called_by(const Callers* callers, const char* function) {
     caller_names_free(&names);
     return is;
 }
-// An operation goes from start to finish while this thread computes and calls nothing.
+// An operation starts and finishes while this thread computes without calling llmc/comm/.
 static void finishes_without_this_thread(float* x, size_t n, const char* mode) {
     int before = seen_count;
     for (size_t i = 0; i < n; i++) x[i] = 1;
     comm_observe(&world, see, &seen);
     CommOp op = comm_all_reduce(&world, x, n, COMM_F32);
     volatile double work = 1;
-    for (double begun = now_seconds(); !is_finished(op) && now_seconds() - begun < 60;) // a deadline, in place of a hang
+    for (double begun = now_seconds(); !is_finished(op) && now_seconds() - begun < 60;) // rather fail than hang
         for (int i = 0; i < 1000000; i++) work = work * 0.999999 + 1;
     require(is_finished(op), "%s: it was not finished when the wait began", mode);
     comm_wait(&world, op);
@@ -268,7 +267,7 @@ CLAIM(communication_goes_on_while_this_thread_computes) {
     free(x);
 }
 
-// The operations that the emulated link carried: when each began, and the seconds that its bytes need at least.
+// The operations that the emulated link carried: when each began, and the least seconds that its bytes need.
 typedef struct { double from, needs; } Carried;
 static Carried carried[4096];
 static int num_carried;
@@ -288,7 +287,7 @@ static int compare_carried(const void* a, const void* b) {
     double x = ((const Carried*)a)->from, y = ((const Carried*)b)->from;
     return (x > y) - (x < y);
 }
-// Every kind of operation, on communicators that share the link. comm_bench --emulate-link has the results.
+// Runs every kind of operation on communicators that share the link. comm_bench --emulate-link checks the results.
 static void send_all_kinds(void) {
     Comm half;
     const size_t n = MANY / 4, own = n * (size_t)world.rank;
@@ -315,7 +314,7 @@ static void send_all_kinds(void) {
     comm_collect_times(&half);
     comm_free(&half);
 }
-// What one rank sends arrives at the end of its time, also on ranks that send nothing.
+// A rank's parts arrive only when the link has had time for all of them, even on ranks that send nothing.
 static void send_from_one_rank_to_all(void) {
     const size_t n = MANY / 4, others = (size_t)world.size - 1;
     CommPart from[MOST_RANKS], to[MOST_RANKS];
@@ -351,7 +350,7 @@ CLAIM(an_emulated_link_is_as_slow_as_its_rate_and_operations_take_turns) {
               carried[i - 1].from + carried[i - 1].needs - carried[i].from);
 }
 
-// A step of more operations than there is room for: an observer sees none of them within the step, and then all, in their order.
+// A step has more operations than the list of waits holds. An observer sees none during the step, and all in order after it.
 static CommOp next_seen;
 static void see_in_order(void* self, const CommEvent* e) {
     (void)self;
@@ -398,11 +397,11 @@ static void die_by(const char* name) {
     MISTAKE("split-in-flight", comm_all_reduce(&world, x, 1, COMM_F32); comm_split(&c, &world, "part", 0))
     MISTAKE("split-twice", comm_split(&c, &world, "part", 0); comm_split(&d, &world, "part", 0))
     MISTAKE("world-first", comm_split(&c, &world, "part", 0); comm_free(&world))
-    MISTAKE("orders-differ", // seen in strict mode, as is the next
+    MISTAKE("orders-differ", // found in strict mode, like the next one
             CommOp ops[] = { comm_all_reduce(&world, x, 2, COMM_F32), comm_all_reduce(&world, x + 2, 2, COMM_F32) };
             comm_wait(&world, ops[world.rank % 2]))
     MISTAKE("sizes-differ", comm_wait(&world, comm_all_reduce(&world, x, 2 + (size_t)world.rank, COMM_F32)))
-    MISTAKE("parts-differ", // rank 1 sends rank 0 one more than that expects
+    MISTAKE("parts-differ", // rank 1 sends one element more than rank 0 expects
             CommPart from[] = { { 2, 0 }, { 2, 2 } }, to[] = { { 2 + (size_t)world.rank, 4 }, { 2, 4 } };
             comm_wait(&world, comm_all_to_all_v(&world, x, from, x, to, COMM_F32)))
     MISTAKE("message-too-long",

@@ -1,17 +1,18 @@
-// test_owners.c - whole matrices in elementwise shards (llmc/parallel/owners.h): who orthogonalises which, and what is sent.
+// test_owners.c - whole matrices in elementwise shards (llmc/parallel/owners.h): who orthogonalises which, and the traffic.
 #include "../../llmc/parallel/owners.h"
 #include "unit.h"
 
 static GPT2Config model(int L, int C) { return (GPT2Config){ .max_T = 16, .V = 257, .Vp = 384, .L = L, .NH = 1, .C = C }; }
 
-// The table as one rank of N has it, of a communicator that only has a size and a number.
+// Makes the table of one rank of N. Its communicator contains only a size and a rank.
 static void owners_of(Owners* o, GPT2Config c, int N, int rank, bool all_own) {
     Comm dp = { .rank = rank, .size = N };
     memset(o, 0, sizeof *o);
-    owners_init(o, c, &dp, all_own);
+    o->all_own = all_own;
+    owners_init(o, c, &dp);
 }
 
-// With pieces that begin and end anywhere, with ranks that hold only padding, and with more ranks than matrices.
+// These models have pieces that begin and end anywhere, ranks that hold only padding, and fewer matrices than ranks.
 static const struct { int L, C; } models[] = { { 1, 1 }, { 1, 20 }, { 2, 12 }, { 3, 32 } };
 enum { MOST_RANKS = 20 };
 #define EACH_CASE(all_most) \
@@ -93,11 +94,11 @@ TEST(a_rank_sends_as_many_elements_as_the_other_one_expects_and_those_that_it_ex
         for (int r = 0; r < N; r++) {
             const Owners* to = &all_ranks[r];
             size_t at = 0;
-            for (int q = 0; q < N; q++) { // what q sends arrives behind what the ranks before it send
+            for (int q = 0; q < N; q++) { // messages lie in the order of the ranks that send them
                 assert_int_equal(all_ranks[q].held[r].n, to->owned[q].n);
                 assert_int_equal(to->owned[q].at, at);
                 at += to->owned[q].n;
-                // The piece of each matrix is as far from the beginning of the message at either end.
+                // A piece is at the same place in the message on both ranks.
                 for (int i = to->first; i < to->end; i++) {
                     MatrixPiece p = owners_piece(&all_ranks[q], i, q);
                     if (p.n > 0) assert_int_equal(p.at - all_ranks[q].held[r].at, owners_received(to, i, q) - to->owned[q].at);
@@ -109,7 +110,7 @@ TEST(a_rank_sends_as_many_elements_as_the_other_one_expects_and_those_that_it_ex
     }
 }
 
-// By counting each element of each matrix: it is in the shard of one rank, and goes to its owner or to everyone.
+// Counts each element of each matrix: it is in the shard of one rank, and goes to its owner or to every rank.
 TEST(what_is_sent_is_what_counting_finds) {
     EACH_CASE(1) {
         GPT2Config c = model(models[k].L, models[k].C);
@@ -127,7 +128,7 @@ TEST(what_is_sent_is_what_counting_finds) {
         for (int rank = 0; rank < N; rank++) {
             FREED_BY(owners_free) Owners o;
             owners_of(&o, c, N, rank, all);
-            assert_int_equal(owners_sent(&o, all), sent[rank]);
+            assert_int_equal(owners_sent(&o), sent[rank]);
         }
     }
 }

@@ -40,7 +40,8 @@ static void options_bench(OptionTable* t, BenchOptions* o) {
     o->factor = 4;
     o->iters = 20; o->warmup = 5; o->check = o->groups = 1;
     o->json = o->fault = "";
-    option_choice(t, "op", &o->op, "all-reduce|reduce-scatter|all-gather|all-to-all|broadcast|all", "the collective");
+    option_choice(t, "op", &o->op, "all-reduce|reduce-scatter|all-gather|all-to-all|all-to-all-v|broadcast|all",
+                  "the collective");
     option_text(t, "minbytes", &o->min_text, "SIZE", "first size in bytes, of the larger buffer; K, M or G may follow it");
     option_text(t, "maxbytes", &o->max_text, "SIZE", "largest size in bytes");
     option_float(t, "stepfactor", &o->factor, 1.01, 1e6, "factor from one size to the next");
@@ -101,6 +102,7 @@ typedef struct {
     int rank, N, root;
     bool in_rank_order; // sums are added in rank order
     uint64_t seed;
+    const CommPart *from, *to; // views (N): the uneven parts that this rank receives and sends
 } Shape;
 
 static double rounded(CommType t, double x) {
@@ -132,22 +134,41 @@ typedef struct {
     CommKind kind;
     bool sums, has_root;
     bool reads_parts, writes_parts;             // the input or the output consists of N parts, not one
+    bool uneven;                                // the N parts have `count` elements only on average
     bool out_of_place, in_place;                // the forms that comm.h supports
     CommOp (*run)(Comm* c, void* out, const void* in, size_t count, CommType type); // in is NULL if one buffer is both
-    int crossings; // times that N - 1 of N parts cross the busiest link (README.md); 0: the whole buffer crosses once
+    int crossings; // times that N - 1 of N even parts cross the busiest link (README.md); 0: the whole buffer crosses once
 } Collective;
 static const Collective collectives[] = {       // in the order of --op
-    { COMM_ALL_REDUCE, true, false, false, false, false, true, NULL, 2 },
-    { COMM_REDUCE_SCATTER, true, false, true, false, true, true, comm_reduce_scatter, 1 },
-    { COMM_ALL_GATHER, false, false, false, true, true, true, comm_all_gather, 1 },
-    { COMM_ALL_TO_ALL, false, false, true, true, true, false, comm_all_to_all, 1 },
-    { COMM_BROADCAST, false, true, false, false, false, true, NULL, 0 },
+    { COMM_ALL_REDUCE, true, false, false, false, false, false, true, NULL, 2 },
+    { COMM_REDUCE_SCATTER, true, false, true, false, false, true, true, comm_reduce_scatter, 1 },
+    { COMM_ALL_GATHER, false, false, false, true, false, true, true, comm_all_gather, 1 },
+    { COMM_ALL_TO_ALL, false, false, true, true, false, true, false, comm_all_to_all, 1 },
+    { COMM_ALL_TO_ALL_V, false, false, true, true, true, true, false, NULL, 0 },
+    { COMM_BROADCAST, false, true, false, false, false, false, true, NULL, 0 },
 };
 enum { ALL_COLLECTIVES = sizeof collectives / sizeof collectives[0], ALL_TYPES = COMM_BYTE + 1 };
+
+// Cuts a buffer of N * count elements into uneven parts, in the order in which this function counts them: part k has about k + 1
+// of N (N + 1) / 2 shares, and goes to rank (rank + k + 1) % N. So a rank sends least to the next one, and most to itself.
+// Returns where part k begins.
+static size_t uneven_begin(const Shape* s, size_t k) { return s->count * k * (k + 1) / ((size_t)s->N + 1); }
+static CommPart uneven_part(const Shape* s, int k) {
+    size_t begin = uneven_begin(s, (size_t)k);
+    CommPart part = { uneven_begin(s, (size_t)k + 1) - begin, begin };
+    return part;
+}
+// Element i of a part is at the same place in the input as in the output.
+static int uneven_source(const Shape* s, size_t i) {
+    int k = 0;
+    while (uneven_begin(s, (size_t)k + 1) <= i) k++;
+    return (s->rank + s->N - k - 1) % s->N;
+}
 
 // Returns element i of the result: the number of one rank, or the sum over all ranks in their order, in fp32 (fp64: in double).
 // If the input consists of parts, the element is in this rank's part.
 static double expected_number(const Collective* k, const Shape* s, size_t i) {
+    if (k->uneven) return number(s, uneven_source(s, i), i);
     size_t at = (k->reads_parts ? (size_t)s->rank * s->count : 0) + (k->writes_parts ? i % s->count : i);
     if (!k->sums) return number(s, k->writes_parts ? (int)(i / s->count) : s->root, at);
     double sum = 0;
@@ -160,9 +181,13 @@ static double expected_number(const Collective* k, const Shape* s, size_t i) {
 
 static CommOp run(const Collective* k, Comm* c, void* out, const void* in, const Shape* s) {
     if (k->run) return k->run(c, out, in, s->count, s->type);
+    if (k->uneven) return comm_all_to_all_v(c, out, s->from, in, s->to, s->type);
     return k->has_root ? comm_broadcast(c, out, s->count, s->type, s->root) : comm_all_reduce(c, out, s->count, s->type);
 }
-static double bus_factor(const Collective* k, int N) { return k->crossings ? (double)k->crossings * (N - 1) / N : 1; }
+static double bus_factor(const Collective* k, int N) {
+    if (k->uneven) return (double)(N - 1) / (N + 1);
+    return k->crossings ? (double)k->crossings * (N - 1) / N : 1;
+}
 
 // ---- one measurement ----
 enum { DEVICE_FIRST, DEVICE_SECOND, HOST, MEMORIES };
@@ -175,6 +200,7 @@ typedef struct {
     Fault fault;
     char* memory[MEMORIES]; // (max_bytes + SPARE) owned; HOST only with --offload. In place, the first contains both
     char* host;             // (max_bytes + SPARE) owned
+    CommPart from[MAX_RANKS], to[MAX_RANKS]; // of a Shape
     long long line;         // number of the table's line, from 1
     const char* unfit;      // a collective whose times gave no latency and bandwidth, or NULL
 } Bench;
@@ -290,6 +316,16 @@ static bool compares_with_mpi(const Bench* b, const Shape* s) {
 #endif
 }
 #if USE_MPI
+static int mpi_sent[MAX_RANKS], mpi_sent_at[MAX_RANKS], mpi_received[MAX_RANKS], mpi_received_at[MAX_RANKS];
+// Converts uneven parts to what MPI_Alltoallv takes.
+static void mpi_uneven_parts(const Shape* s) {
+    for (int q = 0; q < s->N; q++) {
+        mpi_sent[q] = (int)s->to[q].n;
+        mpi_sent_at[q] = (int)s->to[q].at;
+        mpi_received[q] = (int)s->from[q].n;
+        mpi_received_at[q] = (int)s->from[q].at;
+    }
+}
 // Calls MPI's own function for the collective, in place if MPI supports that.
 static void run_mpi(const Collective* k, Comm* c, const Buffers* x, const Shape* s) {
     MPI_Comm mpi = ((MpiLink*)c->link)->mpi;
@@ -299,12 +335,16 @@ static void run_mpi(const Collective* k, Comm* c, const Buffers* x, const Shape*
     int rc = k->kind == COMM_ALL_REDUCE ? MPI_Allreduce(MPI_IN_PLACE, x->out, n, t, sum, mpi)
            : k->kind == COMM_REDUCE_SCATTER ? MPI_Reduce_scatter_block(MPI_IN_PLACE, x->in, n, t, sum, mpi)
            : k->kind == COMM_ALL_GATHER ? MPI_Allgather(MPI_IN_PLACE, 0, t, x->out, n, t, mpi)
-           : k->kind == COMM_ALL_TO_ALL ? MPI_Alltoall(x->in, n, t, x->out, n, t, mpi) : MPI_Bcast(x->out, n, t, s->root, mpi);
+           : k->kind == COMM_ALL_TO_ALL ? MPI_Alltoall(x->in, n, t, x->out, n, t, mpi)
+           : k->kind == COMM_ALL_TO_ALL_V ? MPI_Alltoallv(x->in, mpi_sent, mpi_sent_at, t,
+                                                          x->out, mpi_received, mpi_received_at, t, mpi)
+           : MPI_Bcast(x->out, n, t, s->root, mpi);
     mpi_check(rc, "MPI's own call");
 }
 // Like time_operations, but with none of our code between the calls. The communication thread makes no MPI calls meanwhile.
 static double time_mpi(Bench* b, const Collective* k, const Shape* s, const Buffers* x) {
     Comm* c = b->comm;
+    mpi_uneven_parts(s);
     comm_barrier(&b->world);
     OpRecord op = flight_recorder_issue(c->world->recorder, "MPI", comm_kind_names[k->kind], s->count, comm_type_name(s->type), -1);
     flight_recorder_wait_begin(c->world->recorder, &op); // the watchdog ends the run if a rank never arrives
@@ -389,7 +429,9 @@ static void bench_size(Bench* b, const Collective* k, CommType type, int root, s
     const Comm* c = b->comm;
     int rank = b->world.rank;
     size_t size = comm_type_size(type), parts = k->reads_parts || k->writes_parts ? (size_t)c->size : 1;
-    Shape s = { bytes / size / parts, type, c->rank, c->size, root, k->sums && is_in_rank_order(b), 0 };
+    Shape s = { bytes / size / parts, type, c->rank, c->size, root, k->sums && is_in_rank_order(b), 0, b->from, b->to };
+    for (int i = 0; i < s.N; i++)
+        b->to[(s.rank + i + 1) % s.N] = b->from[(s.rank + s.N - i - 1) % s.N] = uneven_part(&s, i);
     double real_bytes = (double)(s.count * parts * size);
     comm_step(&b->world, ++b->line);
     fault_strike(&b->fault, rank, b->line);
