@@ -1,8 +1,8 @@
 """dev/launch: what each script starts, where and with which variables. test_cluster.py runs them on several nodes."""
-import os
+import os, signal, subprocess
 import pytest
 from kernels import gpus
-from suite import TOKENS, assert_refused, assert_says, command, executable, free_port, program, rest, succeeds
+from suite import TOKENS, assert_refused, assert_says, command, executable, free_port, program, rest, succeeds, words
 
 SMALL = (f"--data {TOKENS} --val-data= --model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 3 --warmup-steps 1 "
          "--lr 3e-3 --eval-every 0 --sample-every 0")
@@ -99,6 +99,15 @@ def test_two_nodes_by_hand_number_their_ranks():
 
 def test_a_rank_that_fails_gives_its_status():
     assert launch("by_hand", "0 1 3 here:2950 sh -c", ["exit $RANK"]).status == 2
+
+
+def test_ranks_by_hand_hear_usr1():
+    waits = "trap 'exit $((200 + RANK))' USR1; echo ready; while :; do sleep 0.05; done"
+    line = words("sh dev/launch/by_hand.sh 0 1 2 here:2950 sh -c", [waits])
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as run:
+        for _ in range(2): run.stdout.readline()
+        run.send_signal(signal.SIGUSR1)
+        assert run.wait(20) == 201
 
 
 def test_ranks_by_hand_need_a_launcher_for_mpi():
