@@ -146,19 +146,21 @@ def test_srun_starts_ranks_on_nodes_that_train_as_on_one_machine(cluster, tmp_pa
 
 
 @pytest.mark.rest
-def test_a_job_that_is_told_to_is_queued_again_and_resumes_to_the_bit(cluster, tmp_path):
-    """slurm.sh hears USR1, as Slurm sends it five minutes before a job's time is over."""
+def test_a_job_that_is_told_to_saves_and_is_queued_again_and_resumes_to_the_bit(cluster, tmp_path):
+    """slurm.sh hears USR1, as Slurm sends it five minutes before a job's time is over. Nothing else makes it save."""
     options = (f"{SMALL} --tokenizer bytes --recompute none --sharding hybrid --shard-group 1 --total-batch-size 128 --checkpoint "
                "full --steps 300 --deterministic")
     out, log = tmp_path / "out", tmp_path / "log"
     cluster.up(4, 1, "1gbit").slurm()
     cluster.env |= {"OUT": out, "PROGRAM": program("train_gpt2_fsdp")}
     cluster.sh("on 0 sbatch --nodes=4 --ntasks-per-node=1 --cpus-per-task=1 --gpus-per-node=0 --output", log,
-               "dev/launch/slurm.sh", options, "--save-every 20")
-    until(lambda: [*out.glob("step_*")])
+               "dev/launch/slurm.sh", options, "--save-every 0")
+    until(lambda: (out / "metrics.jsonl").exists() and '"step":20,' in (out / "metrics.jsonl").read_text())
     cluster.sh("on 0 scancel --batch --signal=USR1 1")
     until(lambda: not cluster.sh("on 0 squeue -h").out)
-    assert_says(log.read_text(), "^USR1: queued again", "^start      step [1-9][0-9]* of 300, from ", "^saved step 300 under")
+    saved = re.search(r"^stop       after step (\d+): a signal has told . of 4 ranks to save and stop$", log.read_text(), re.M)[1]
+    assert_says(log.read_text(), f"^saved step {saved} under", "^USR1: saved, and queued again$", f"^start      step {saved} of 300, from ",
+                "^saved step 300 under", no=["^failed ", "^restart "])
     assert_same(trained("fsdp", options, ranks=4), Run(["sbatch"], 0, log.read_text(), "", out))
 
 
