@@ -2,8 +2,8 @@
 import os, shutil, signal, subprocess
 import pytest
 from kernels import gpus
-from suite import (TOKENS, assert_refused, assert_says, command, environment, executable, free_port, program, rest, succeeds, trained,
-                   words)
+from suite import (TOKENS, assert_refused, assert_says, command, environment, executable, free_port, program, rest, succeeds,
+                   trained, words)
 
 SMALL = (f"--data {TOKENS} --val-data= --model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 3 --warmup-steps 1 "
          "--lr 3e-3 --eval-every 0 --sample-every 0")
