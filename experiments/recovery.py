@@ -1,10 +1,9 @@
-"""Steps that a run loses when a rank is killed, or a node of a cluster vanishes, and the seconds until dev/launch/keep_running has it
-training again.
+"""How many steps a run loses when a rank is killed or a node vanishes, and how soon dev/launch/keep_running has it training again.
 
-Ranks of train_gpt2_ddp on this machine, and four nodes (dev/cluster) on whose cores they are the same programs. At a random step
-after a checkpoint, kill -9 ends a random rank, or a random node's link goes down, and that of the last one comes back. Seconds count
-from then to the first new step that is logged; ended: to the end of the last process of the run, which a node's silence delays by
---comm-timeout 3 and --patience 3. keep_running is told to wait no longer (--wait 0)."""
+Ranks of train_gpt2_ddp run on this machine, and on a cluster of four nodes (dev/cluster). At a random step after a checkpoint,
+kill -9 ends a random rank, or the link of a random node goes down, and that of the node lost before comes back. Seconds count from
+then to the first new step in the log; ended: to the end of the run's last process. A node's silence delays that by --comm-timeout 3
+and --patience 3. Restarts wait no longer (--wait 0)."""
 import os, random, re, subprocess, threading, time
 from pathlib import Path
 from statistics import median
@@ -34,7 +33,7 @@ class Kept:
     def until(self, condition, seconds=120):
         end = time.monotonic() + seconds
         while not (found := condition()):
-            if self.process.poll() is not None or time.monotonic() > end: m.failed("keep_running", self.log.parent.with_suffix(".err"))
+            if self.process.poll() is not None or time.monotonic() > end: m.failed("keep_running", f"{self.log.parent}.err")
             time.sleep(0.02)
         return found
 
@@ -68,9 +67,9 @@ def kill_ranks(x):
 
 def lose_nodes(x):
     cluster, out, lost = Cluster(4, "1gbit,200us"), m.work() / "lost", 0
-    os.environ["CLUSTER"] = str(cluster.folder)
-    run = Kept(m.words("dev/cluster/run --", keep_running(x.o.nodes), "--hosts node0,node1,node2,node3 mpirun --host {hosts} -np {ranks}",
-                       "-x OMP_NUM_THREADS -x OMP_WAIT_POLICY", x.program("ddp")), out, x.o)
+    os.environ |= {"CLUSTER": str(cluster.folder), "MPIRUN": "dev/cluster/run"} # whose ranks are no children of this script
+    run = Kept(m.words("dev/cluster/run --", keep_running(x.o.nodes), "--hosts node0,node1,node2,node3 mpirun --host {hosts} -np",
+                       "{ranks} -x OMP_NUM_THREADS -x OMP_WAIT_POLICY", x.program("ddp")), out, x.o)
     def lose():
         nonlocal lost
         cluster.sh("link all up")
@@ -88,6 +87,6 @@ def measure(x):
 
 def show(d, o):
     def of(run, key, form): return (form(f(x[key] for x in d.each_round(run))) for f in (median, max))
-    d.print_table(["", "times", "steps lost, median", "most", "seconds to a new step, median", "most", "of which until all has ended"],
+    d.print_table(["", "times", "steps lost, median", "most", "seconds to a new step, median", "most", "of these to the end"],
                   *([run, len(d.each_round(run)), *of(run, "lost", "{:g}".format), *of(run, "seconds", "{:.1f}".format),
                      next(of(run, "ended", "{:.1f}".format))] for run in d.runs()))

@@ -158,6 +158,28 @@ def test_a_signal_saves_and_nothing_is_started_again(how, tmp_path):
     assert_same(trained("ddp", words(OPTIONS, "--save-every 0 --lr-schedule constant --steps", steps), ranks=2), again)
 
 
+@pytest.mark.parametrize("launcher, status", [("torchrun", 15), ("srun", 10)])
+def test_a_launcher_gets_the_signal_that_it_passes_on(launcher, status, tmp_path):
+    """torchrun has no handler for USR1, and mpirun kills its ranks after TERM."""
+    says = "trap 'exit 15' TERM; trap 'exit 10' USR1; echo '{\"step\":10,' >$2/metrics.jsonl; while :; do sleep 0.05; done"
+    with keeping(tmp_path, [executable(tmp_path / launcher, f"while [ $# -gt 2 ]; do shift; done; {says}")]) as run:
+        run.send_signal(signal.SIGTERM)
+        out, err = run.communicate(timeout=20)
+    assert run.returncode == status and "restart" not in out, out + err
+
+
+def test_a_signal_between_two_runs_ends_the_script(tmp_path):
+    """A checkpoint is what a signal asks for: where there is none, nothing has been saved."""
+    for status in 200, 128 + signal.SIGTERM:
+        if status == 200: shutil.copytree(trained("single", OPTIONS).checkpoint(), tmp_path / "step_00000020")
+        else: shutil.rmtree(tmp_path / "step_00000020")
+        line = words(KEEP, "--wait 1000 sh -c", ["echo error: ends >&2; exit 1"], "--out", [tmp_path])
+        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
+            while "restart" not in run.stdout.readline(): pass
+            run.send_signal(signal.SIGTERM)
+            assert "stop " in run.communicate(timeout=20)[0] and run.returncode == status
+
+
 def test_a_second_signal_kills_the_run(tmp_path):
     """Rank 0 hangs in a step, so the first one saves nothing."""
     hangs = [*launcher(2), program("train_gpt2_ddp"), *words(OPTIONS, "--fault 0:12:hang")]
