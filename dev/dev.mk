@@ -2,7 +2,7 @@
 
 # --- tools ---
 TOOLS := tokenize train_bpe convert schedule_order
-CONVERTERS := hf_export hf_import llmc_import
+CONVERTERS := hf_export hf_import llmc_import verify
 PYTHON_TOOLS := advise overlap ranks schedule
 COMMANDS += tools
 C_BUILDS += $(TOOLS:%=$(BUILD)/%)

@@ -10,7 +10,7 @@
 #   torchrun --no-python --nnodes NODES --node-rank NODE --nproc-per-node RANKS-PER-NODE --master-addr ADDRESS --master-port PORT PROGRAM ...
 #
 # Only rank 0 reports; errors name their rank. The script ends when all ranks of the node have ended, with the status of one that
-# failed, if any did.
+# failed, if any did. USR1, which makes a run save and stop, is passed on to them.
 set -eu
 usage() { sed -n '2,14s/^# \{0,1\}//p' "$0"; exit "$1"; }
 fail() { echo "error: $*" >&2; exit 1; }
@@ -29,6 +29,7 @@ export MASTER_ADDR="${meeting%:*}" MASTER_PORT="${meeting##*:}" WORLD_SIZE=$((no
 ranks=''
 trap 'kill $ranks 2>/dev/null || true' EXIT
 trap 'exit 1' HUP INT TERM
+trap 'kill -USR1 $ranks' USR1
 LOCAL_RANK=0
 while [ "$LOCAL_RANK" -lt "$per_node" ]; do
     export LOCAL_RANK RANK=$((node * per_node + LOCAL_RANK))
@@ -37,6 +38,11 @@ while [ "$LOCAL_RANK" -lt "$per_node" ]; do
     LOCAL_RANK=$((LOCAL_RANK + 1))
 done
 status=0
-for rank in $ranks; do wait "$rank" || status=$?; done
+for rank in $ranks; do
+    code=0
+    wait "$rank" || code=$?
+    while [ "$code" -gt 128 ] && kill -0 "$rank" 2>/dev/null; do code=0; wait "$rank" || code=$?; done # the trap ends a wait
+    [ "$code" = 0 ] || status=$code
+done
 ranks=''
 exit "$status"

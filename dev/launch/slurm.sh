@@ -1,11 +1,11 @@
 #!/bin/bash
-# slurm.sh - a Slurm batch job: GPT-2 XL on two nodes of four GPUs. When it is queued again, it resumes from its last checkpoint.
+# slurm.sh - a Slurm batch job: GPT-2 XL on two nodes of four GPUs. It saves before its time is over, and is queued again.
 #
 #   sbatch dev/launch/slurm.sh [OPTION OF THE PROGRAM...]
 #
 # Change the lines below to what the cluster has; sbatch's own options override them. Submit it from the repository's root, after
-# make PRECISION=bf16 train_gpt2_fsdp. A task is a rank. Slurm must support PMIx (srun --mpi=list); where it does not, start
-# dev/launch/mpirun.sh or plain mpirun below instead of srun; mpirun asks Slurm for the nodes.
+# make PRECISION=bf16 train_gpt2_fsdp and make DEVICE=cpu build/verify. A task is a rank. Slurm must support PMIx (srun --mpi=list);
+# where it does not, start dev/launch/mpirun.sh or plain mpirun below instead of srun; mpirun asks Slurm for the nodes.
 #SBATCH --job-name=gpt2-xl
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
@@ -24,15 +24,20 @@ program=${PROGRAM:-./train_gpt2_fsdp}
 # The ranks of a node hold one replica of the model: all-gathers stay within the node, and only gradients are added up between nodes.
 # Each node needs memory for a whole copy; with --sharding full one copy is spread over all nodes.
 group=${SLURM_NTASKS_PER_NODE:?this is a script for sbatch: sbatch dev/launch/slurm.sh}
-resume=
-for step in "$out"/step_*; do if [ -d "$step" ]; then resume=--resume; fi; done
 export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"
-# Five minutes before its time is over (--signal above), and after scancel --batch --signal=USR1 JOB, the job is queued again.
-trap 'echo "USR1: queued again"; scontrol requeue "$SLURM_JOB_ID"' USR1
-# If one rank dies, all are killed (--kill-on-bad-exit), so that the job ends instead of hanging.
-srun --mpi=pmix --kill-on-bad-exit=1 "$program" --model gpt2-xl --tokenizer data/gpt2 --data 'data/fineweb-edu/*train*.bin' \
-    --val-data 'data/fineweb-edu/*val*.bin' --seq-len 1024 --batch-size 1 --total-batch-size 524288 --recompute block \
-    --sharding hybrid --shard-group "$group" --lr 2e-4 --warmup-steps 700 --steps 20000 \
-    --out "$out" --save-every 250 --checkpoint sharded $resume "$@" &
+# If one rank dies, all are killed (--kill-on-bad-exit), and keep_running starts them again from their last checkpoint. So does the
+# next job.
+dev/launch/keep_running srun --mpi=pmix --kill-on-bad-exit=1 "$program" --model gpt2-xl --tokenizer data/gpt2 \
+    --data 'data/fineweb-edu/*train*.bin' --val-data 'data/fineweb-edu/*val*.bin' --seq-len 1024 --batch-size 1 \
+    --total-batch-size 524288 --recompute block --sharding hybrid --shard-group "$group" --lr 2e-4 --warmup-steps 700 --steps 20000 \
+    --out "$out" --save-every 250 --checkpoint sharded "$@" &
+# Five minutes before its time is over (--signal above), and after scancel --batch --signal=USR1 JOB, the run saves and ends with
+# status 200. Only then is the job queued again, because that ends all that still runs.
+told=
+trap 'told=1; kill -USR1 $!' USR1
 while wait $!; status=$?; [ $status -gt 128 ] && kill -0 $! 2>/dev/null; do :; done # the trap ends a wait
+if [ -n "$told" ] && [ $status = 200 ]; then
+    echo "USR1: saved, and queued again"
+    scontrol requeue "$SLURM_JOB_ID"
+fi
 exit $status

@@ -1,10 +1,11 @@
 /*
-convert - three programs, which make checkpoints of others' files, and others' files of checkpoints:
+convert - four programs, which make checkpoints of others' files, others' files of checkpoints, and check them:
 
     hf_import HF_DIR OUT_DIR            of Hugging Face's GPT-2: config.json, model.safetensors
     llmc_import MODEL.bin OUT_DIR       of a model file of llm.c, version 3 (fp32) or 5 (bf16): 256 int32, then 16 tensors over all layers
     hf_export CHECKPOINT_DIR OUT_DIR    a folder that transformers loads; [--dtype same|fp32|bf16|fp16] is the weights' precision, and
                                         [--tokenizer same|bytes|FILE] adds the tokenizer's files; same: the run's own
+    verify CHECKPOINT_DIR               reads all of a checkpoint, and compares it with its checksums
 
 An import keeps the file's precision, fp32 if it has several. An error names what our GPT-2 does not support: another activation,
 epsilon or inner width, untied embeddings, quantised weights, tensors that have no place in it.
@@ -386,27 +387,56 @@ static void write_hf(const char* checkpoint, const char* out, int dtype_choice, 
     free(hf_out);
 }
 
+// ---- verify ----
+// Dies if anything in the checkpoint is damaged. (Errors of compressed gradients are left to the run that reads them: only it knows
+// their facts.)
+static void verify(const char* dir) {
+    CheckpointReader r;
+    const size_t slice = 1 << 20; // elements
+    float* data = (float*)xcalloc(slice, sizeof(float));
+    checkpoint_open(&r, dir);
+    r.into = DTYPE_F32;
+    TrainState s = r.state;
+    size_t elements = 0;
+    for (int p = 0; p < CHECKPOINT_PARTS; p++)
+        for (int u = 0; u < gpt2_num_units(s.config) && checkpoint_has_part(&s, (CheckpointPart)p); u++)
+            for (int i = 0; i < unit_tensors(u); i++) {
+                if (!checkpoint_has_tensor(&s, (CheckpointPart)p, u, i)) continue;
+                TensorInfo t = unit_tensor(s.config, u, i);
+                for (size_t n, at = t.offset, end = at + tensor_stored_elements(t); at < end; at += n) {
+                    n = size_min(slice, end - at);
+                    checkpoint_read_unit(&r, (CheckpointPart)p, u, at, at + n, data);
+                    elements += n;
+                }
+            }
+    free(data);
+    checkpoint_close(&r);
+    printf("%s: step %lld, %zu numbers, which match their checksums\n", dir, s.step, elements);
+}
+
 int main(int argc, char** argv) {
     static const char* const programs[][3] = {
         { "hf_import", "make a checkpoint from a Hugging Face GPT-2 folder", "HF_DIR OUT_DIR" },
         { "llmc_import", "make a checkpoint from a model file of llm.c", "MODEL.bin OUT_DIR" },
-        { "hf_export", "make a Hugging Face GPT-2 folder from a checkpoint", "CHECKPOINT_DIR OUT_DIR" }
+        { "hf_export", "make a Hugging Face GPT-2 folder from a checkpoint", "CHECKPOINT_DIR OUT_DIR" },
+        { "verify", "read all of a checkpoint, and compare it with its checksums", "CHECKPOINT_DIR" }
     };
     int p = 0, dtype = 0;
-    while (p < 3 && strcmp(path_name(argv[0]), programs[p][0]) != 0) p++;
-    require(p < 3, "%s: call this program hf_import, llmc_import or hf_export, as make tools does", argv[0]);
+    while (p < 4 && strcmp(path_name(argv[0]), programs[p][0]) != 0) p++;
+    require(p < 4, "%s: call this program hf_import, llmc_import, hf_export or verify, as make tools does", argv[0]);
     const char* tokenizer = "same";
     OptionTable t = options_table(programs[p][0], programs[p][1]);
     if (p == 2) {
         option_text(&t, "tokenizer", &tokenizer, "same|bytes|FILE", "tokenizer whose files to add to the folder; same: the run's own; '': none");
         option_choice(&t, "dtype", &dtype, "same|fp32|bf16|fp16", "precision of the weights; same: as in the checkpoint");
     }
-    options_operands(&t, programs[p][2], 2, 2);
+    options_operands(&t, programs[p][2], p == 3 ? 1 : 2, p == 3 ? 1 : 2);
     options_parse(&t, argc, argv);
-    const char *in = t.operands[0], *out = t.operands[1];
-    require(rmdir(out) == 0 || errno == ENOENT, // an empty folder makes room
+    const char *in = t.operands[0], *out = p == 3 ? NULL : t.operands[1];
+    require(out == NULL || rmdir(out) == 0 || errno == ENOENT, // an empty folder makes room
             "%s is there already and is not an empty folder; remove it or choose another", out);
-    if (p == 2) write_hf(in, out, dtype, tokenizer);
+    if (p == 3) verify(in);
+    else if (p == 2) write_hf(in, out, dtype, tokenizer);
     else write_checkpoint(p == 0 ? hf_open(in) : llmc_open(in), out);
     free(t.operands);
     return 0;

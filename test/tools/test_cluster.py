@@ -5,7 +5,8 @@ import os, re, subprocess, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import pytest
-from suite import ROOT, TOKENS, Run, assert_refused, assert_same, assert_says, command, program, rest, succeeds, trained, until
+from suite import (ROOT, TOKENS, Run, assert_refused, assert_same, assert_says, command, half, program, rest, succeeds, trained,
+                   until)
 
 SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 64 --seq-len 16 --batch-size 2 --steps 5 --warmup-steps 1 "
          "--lr 3e-3 --eval-every 0 --sample-every 0")
@@ -146,19 +147,21 @@ def test_srun_starts_ranks_on_nodes_that_train_as_on_one_machine(cluster, tmp_pa
 
 
 @pytest.mark.rest
-def test_a_job_that_is_told_to_is_queued_again_and_resumes_to_the_bit(cluster, tmp_path):
-    """slurm.sh hears USR1, as Slurm sends it five minutes before a job's time is over."""
+def test_a_job_that_is_told_to_saves_and_is_queued_again_and_resumes_to_the_bit(cluster, tmp_path):
+    """slurm.sh hears USR1, as Slurm sends it five minutes before a job's time is over. Nothing else makes it save."""
     options = (f"{SMALL} --tokenizer bytes --recompute none --sharding hybrid --shard-group 1 --total-batch-size 128 --checkpoint "
                "full --steps 300 --deterministic")
     out, log = tmp_path / "out", tmp_path / "log"
     cluster.up(4, 1, "1gbit").slurm()
     cluster.env |= {"OUT": out, "PROGRAM": program("train_gpt2_fsdp")}
     cluster.sh("on 0 sbatch --nodes=4 --ntasks-per-node=1 --cpus-per-task=1 --gpus-per-node=0 --output", log,
-               "dev/launch/slurm.sh", options, "--save-every 20")
-    until(lambda: [*out.glob("step_*")])
+               "dev/launch/slurm.sh", options, "--save-every 0")
+    until(lambda: (out / "metrics.jsonl").exists() and '"step":20,' in (out / "metrics.jsonl").read_text())
     cluster.sh("on 0 scancel --batch --signal=USR1 1")
     until(lambda: not cluster.sh("on 0 squeue -h").out)
-    assert_says(log.read_text(), "^USR1: queued again", "^start      step [1-9][0-9]* of 300, from ", "^saved step 300 under")
+    saved = re.search(r"^stop       after step (\d+): a signal has told . of 4 ranks to save and stop$", log.read_text(), re.M)[1]
+    assert_says(log.read_text(), f"^saved step {saved} under", "^USR1: saved, and queued again$",
+                f"^start      step {saved} of 300, from ", "^saved step 300 under", no=["^failed ", "^restart "])
     assert_same(trained("fsdp", options, ranks=4), Run(["sbatch"], 0, log.read_text(), "", out))
 
 
@@ -205,6 +208,32 @@ def test_ranks_that_the_network_loses_are_named_and_the_run_resumes_to_the_bit(c
         assert_says(again.out, f"^start      step .* of 40, from .*{saved}")
         assert_same(trained(name, SMALL, LONG_RUN, ranks=4), again)
         print(f"{name}, link {links}: named by all, ended after {seconds:.1f} s, resumed from {saved}")
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_a_run_that_loses_one_of_four_nodes_ends_on_three_as_a_resume_on_three(cluster, tmp_path, name):
+    """A step has 12 sequences, which 4 and 3 ranks divide. mpirun waits for the node without end, and is killed."""
+    out, options = tmp_path / "out", f"{LONG_RUN} --batch-size 1 --total-batch-size 192 --keep 0"
+    def lose():
+        until(lambda: len([*out.glob("step_*")]) > 1)
+        cluster.sh("link 2 down")
+    cluster.up(4, 1, "200mbit")
+    with ThreadPoolExecutor() as beside:
+        lost = beside.submit(lose)
+        run = command("dev/cluster/run -- dev/launch/keep_running --patience 3 --hosts node0,node1,node2,node3 mpirun --host "
+                      "{hosts} -np {ranks} -x OMP_NUM_THREADS -x SHARD_LEAVE_SECONDS", program(f"train_gpt2_{name}"), SMALL, options,
+                      "--comm-timeout 3 --out", out, env=cluster.env, timeout=120)
+        lost.result()
+    assert run.status == 0, run
+    assert_says(run.out, "^failed     with status .*rank 2 on node2 has been silent", "^ranks  *4, 1 on", "^ranks  *3, 1 on",
+                "^hosts      node2 of node0, node1, node2, node3 did not answer; 3 ranks on node0, node1, node3$",
+                "^recovered  [0-9.]+ s after the failure, with step [0-9]+$")
+    step, lost = map(int, re.search(r"^restart    1 of .*/step_0*(\d+); (\d+) steps? lost$", run.out, re.M).groups())
+    three = half(trained(name, SMALL, options, ranks=4), tmp_path / "three", step)
+    again = succeeds([program(f"train_gpt2_{name}")], SMALL, options, "--resume --out", three, ranks=3)
+    assert_same(Run(again.command, 0, again.out, again.err, three), Run(run.command, 0, run.out, run.err, out))
+    print(f"{name}: {lost} steps lost, {re.search('^recovered.*', run.out, re.M)[0]}")
 
 
 @pytest.mark.rest

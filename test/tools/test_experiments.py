@@ -264,6 +264,8 @@ DDP = {r"DDP \| .* \| x 1.00 \| .*": 1}
     ("muon_time --settings d4 --rounds 1 --steps 3 --tokens 64,128 --ranks 2 --layers 1 --heads 2 --channels 64", {
         r"d4 \| 64 \| \d+ ms \| \d+ ms \| -?\d+ % \| 81 %": 1, r"d4 \| 128 \| .* \| 68 %": 1,
         r"d4 \| 2 \| \d+ ms \| \d+ ms \| x [\d.]+ \| \d+ ms \| [\d.]+ \| 0\.83": 1}),
+    ("recovery --kills 2 --nodes 0 --save-every 5", {
+        r"2 ranks, one is killed \| 2 \| \d[\d.]* \| \d \|(?: [\d.]+ \|){2} [\d.]+": 1}),
     ("pp_split --stages 2 --schedules 1f1b --micro 2 --times 10,12,8", {r"2 \| .*": 2, r"2 \| .* 9,3 \| 97.0 % .*": 1}),
     ("tp_channels --rounds 1 --steps 2 --layers 1 --seq-len 16 --batch-size 2 --channels 128,256 --svg @/a.svg", {
         r"256 \| .* \| 4 \| .* \| 2 \| .* %": 1}),

@@ -1,8 +1,9 @@
 """dev/launch: what each script starts, where and with which variables. test_cluster.py runs them on several nodes."""
-import os
+import os, shutil, signal, subprocess
 import pytest
 from kernels import gpus
-from suite import TOKENS, assert_refused, assert_says, command, executable, free_port, program, rest, succeeds
+from suite import (TOKENS, assert_refused, assert_says, command, environment, executable, free_port, program, rest, succeeds,
+                   trained, words)
 
 SMALL = (f"--data {TOKENS} --val-data= --model d1 --heads 2 --channels 16 --seq-len 16 --batch-size 2 --steps 3 --warmup-steps 1 "
          "--lr 3e-3 --eval-every 0 --sample-every 0")
@@ -75,18 +76,32 @@ def test_a_launcher_of_one_process_is_no_launcher():
 
 
 # ---- Slurm (test_cluster.py has a real one) ----
+def slurm_variables(folder):
+    return {"SLURM_NTASKS_PER_NODE": 2, "SLURM_CPUS_PER_TASK": 1, "OUT": folder / "out", "PROGRAM": FSDP,
+            "PATH": f"{folder}/bin:{os.environ['PATH']}"}
+
+
 def slurm(folder, *options, **settings):
-    env = {"SLURM_NTASKS_PER_NODE": 2, "SLURM_CPUS_PER_TASK": 1, "OUT": folder / "out", "PROGRAM": FSDP,
-           "PATH": f"{folder}/bin:{os.environ['PATH']}"}
-    return script("slurm", *options, env=env, **settings)
+    return script("slurm", *options, env=slurm_variables(folder), **settings)
 
 
 def test_slurms_script_shards_within_a_node_and_resumes_if_there_is_a_checkpoint(told, tmp_path):
     run = slurm(tmp_path, "--lr 3e-4",
                 says=[f"^--mpi=pmix --kill-on-bad-exit=1 {FSDP} --model gpt2-xl .*--shard-group 2 .*--lr 3e-4$"])
     assert "--resume" not in run.out
-    (tmp_path / "out/step_00000250").mkdir(parents=True)
+    shutil.copytree(trained("fsdp", SMALL).checkpoint(), tmp_path / "out/step_00000003")
     slurm(tmp_path, says=["--checkpoint sharded --resume$"])
+
+
+@pytest.mark.parametrize("status, queued", [(200, 1), (1, 0), (0, 0)])
+def test_slurms_script_queues_a_job_again_only_when_it_has_saved(status, queued, tmp_path):
+    executable(tmp_path / "bin/srun", f"trap 'exit {status}' USR1; echo ready; while :; do sleep 0.05; done")
+    executable(tmp_path / "bin/scontrol", 'echo "scontrol $@"')
+    env = environment(**slurm_variables(tmp_path), SLURM_JOB_ID=7)
+    with subprocess.Popen(words("bash dev/launch/slurm.sh"), env=env, stdout=subprocess.PIPE, text=True) as run:
+        run.stdout.readline()
+        run.send_signal(signal.SIGUSR1)
+        assert run.stdout.read().count("\nscontrol requeue 7\n") == queued and run.wait(20) == status
 
 
 # ---- by hand ----
@@ -99,6 +114,15 @@ def test_two_nodes_by_hand_number_their_ranks():
 
 def test_a_rank_that_fails_gives_its_status():
     assert launch("by_hand", "0 1 3 here:2950 sh -c", ["exit $RANK"]).status == 2
+
+
+def test_ranks_by_hand_hear_usr1():
+    waits = "trap 'exit $((200 + RANK))' USR1; echo ready; while :; do sleep 0.05; done"
+    line = words("sh dev/launch/by_hand.sh 0 1 2 here:2950 sh -c", [waits])
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as run:
+        for _ in range(2): run.stdout.readline()
+        run.send_signal(signal.SIGUSR1)
+        assert run.wait(20) == 201
 
 
 def test_ranks_by_hand_need_a_launcher_for_mpi():
