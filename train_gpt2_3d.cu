@@ -923,6 +923,7 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 
 // Calls AdamW once per range, and sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
+    snapshot_hold(); // it may still be copying what changes now
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
         adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay,
@@ -1118,6 +1119,7 @@ static void gpt2_predict(void* model, Run* run) {
     GPT2* g = (GPT2*)model;
     g->recompute = run->o.recompute == RECOMPUTE_BLOCK;
     gpt2_predict_memory(g, run->predicted);
+    ranks_predict_snapshot(run, (g->own_elements - (g->pp->rank > 0 ? g->shards[0].n : 0)) * (NEEDS_MASTER ? 14 : 12));
     run->ranks->sent = gpt2_predict_sent(g);
 }
 

@@ -751,6 +751,7 @@ static void muon_apply(GPT2* g, Muon muon) {
 // squares of the new parameters for their norm. The all-reduce of the norm is issued before the gathers, so that it
 // does not queue behind them.
 static void gpt2_update(GPT2* g, AdamW adamw, Muon muon) {
+    snapshot_hold(); // it may still be copying what changes now
     CommOp to_owners = muon_begin(g, muon);
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
@@ -900,6 +901,7 @@ static void gpt2_predict(void* model, Run* run) {
     GPT2* g = (GPT2*)model;
     g->recompute = run->o.recompute == RECOMPUTE_BLOCK;
     gpt2_predict_memory(g, run->predicted);
+    ranks_predict_snapshot(run, g->own_elements * sizeof(floatX) + run->predicted[MEMORY_OPTIMIZER]);
     run->ranks->sent = gpt2_predict_sent(g);
 }
 
