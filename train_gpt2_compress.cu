@@ -819,7 +819,8 @@ static void gpt2_predict(void* model, Run* run) {
     GPT2* g = (GPT2*)model;
     g->recompute = run->o.recompute == RECOMPUTE_BLOCK;
     gpt2_predict_memory(g, run->predicted);
-    ranks_predict_snapshot(run, g->num_params * sizeof(floatX) + run->predicted[MEMORY_OPTIMIZER]);
+    compress_predict_snapshot(&g->compress, run,
+                              g->num_params * sizeof(floatX) + run->predicted[MEMORY_OPTIMIZER]);
     run->ranks->sent = gpt2_predict_sent(g);
 }
 

@@ -80,7 +80,7 @@ static inline const float* compress_create(void* self, CheckpointWriter* w) {
 // Each rank will save its errors, if this run keeps any.
 static inline void compress_share(Compress* c, SaveShare* share) {
     if (!compress_keeps(c)) return;
-    SaveBeside errors = { compress_create, c, c->state_floats, NULL };
+    SaveBeside errors = { compress_create, c, compress_state_floats(c), NULL };
     share->beside = errors;
 }
 

@@ -31,11 +31,15 @@ static inline void compress_options(Compress* c, Run* run) {
 
 // ---- errors in checkpoints ----
 
-// Call before ranks_load: each rank will save its errors, and loads them if this run resumes another. m (num_elements):
+// As ranks_predict_snapshot: each rank will save its errors as well.
+static inline void compress_predict_snapshot(Compress* c, Run* run, size_t bytes) {
+    compress_share(c, &run->ranks->share);
+    ranks_predict_snapshot(run, bytes);
+}
+// Call before ranks_load: each rank loads its errors if this run resumes another. m (num_elements):
 // AdamW's first moment, by which a file of errors knows its checkpoint; a view.
 static inline void compress_before_load(Compress* c, Run* run, const float* m) {
     c->m = m;
-    compress_share(c, &run->ranks->share);
     c->resumed = run->o.resume && run->from_checkpoint ? xstrdup(run->checkpoint.path) : NULL;
 }
 // Call when the moments are loaded.
