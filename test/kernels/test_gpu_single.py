@@ -27,7 +27,7 @@ def gpu(*options, precision="fp32", debug=False, run=trained, again="", model=SM
 
 
 def sample_of(run):
-    return re.search(r"^sample after.*?(?=^saved)", run.out, re.M | re.S)[0]
+    return re.search(r"^sample after.*?(?=^saving|^saved)", run.out, re.M | re.S)[0]
 
 
 def test_a_run_has_the_cpus_numbers_state_and_sample_and_the_predicted_memory():

@@ -36,7 +36,7 @@ QUICK = ("single", "zero2", "int8+")
 def test_a_save_while_training_goes_on_has_the_files_of_one_that_training_waits_for(name):
     run, waits = saved(name, None, env=disk(slow=SLOW)), saved(name, None, "--no-save-async")
     # the first was under way for some steps, and the last is waited for
-    assert_says(run.out, r"^saving step 5\n(step .*\n){2,}saved step 5 under", "^saving step 10\nsaved step 10 under",
+    assert_says(run.out, r"^saving step 5\n(step .*\n){2,}saved step 5 under", r"^saving step 10\n(?!step )", "^saved step 10 under",
                 r"^  snapshot for checkpoints .* as predicted$")
     assert "than predicted" not in run.out and "saving step" not in waits.out
     for step in 5, 10:
@@ -70,7 +70,7 @@ def test_memory_that_does_not_hold_a_snapshot_makes_training_wait(tmp_path):
 # ---- a disk that fails ----
 @pytest.mark.parametrize("name, options, file", [
     ("zero", "", "optimizer.safetensors"), rest("fsdp", "--checkpoint sharded", "optimizer-00002-of-00002.safetensors"),
-    rest("compress", "--compress int8 --error-feedback --channels 64", "errors_int8_00002_of_00002.safetensors")])
+    rest("compress", "--compress int8 --error-feedback --channels 64", "errors_int8_00001_of_00002.safetensors")])
 @pytest.mark.parametrize("how, reason", [("write", "No space left on device; free "), rest("sync", "Input/output error; ")])
 def test_a_disk_that_fails_on_one_rank_ends_all_with_one_sentence(name, options, file, how, reason, tmp_path):
     assert in_folder(tmp_path, name, TINY, options, "--steps 2", ranks=2).status == 0
