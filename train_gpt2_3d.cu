@@ -437,6 +437,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
     bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+    bytes[MEMORY_SNAPSHOT] = (NEEDS_MASTER ? 14 : 12) * (g->own_elements - (g->pp->rank > 0 ? g->shards[0].n : 0));
 }
 
 // Returns the bytes that this rank will send per step, and sets g->mesh.sent_along: those along each axis.
@@ -1119,7 +1120,6 @@ static void gpt2_predict(void* model, Run* run) {
     GPT2* g = (GPT2*)model;
     g->recompute = run->o.recompute == RECOMPUTE_BLOCK;
     gpt2_predict_memory(g, run->predicted);
-    ranks_predict_snapshot(run, (g->own_elements - (g->pp->rank > 0 ? g->shards[0].n : 0)) * (NEEDS_MASTER ? 14 : 12));
     run->ranks->sent = gpt2_predict_sent(g);
 }
 

@@ -286,6 +286,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+    bytes[MEMORY_SNAPSHOT] = X * P + bytes[MEMORY_OPTIMIZER];
     compress_predict_memory(&g->compress, bytes); // messages and errors
 }
 
@@ -819,8 +820,6 @@ static void gpt2_predict(void* model, Run* run) {
     GPT2* g = (GPT2*)model;
     g->recompute = run->o.recompute == RECOMPUTE_BLOCK;
     gpt2_predict_memory(g, run->predicted);
-    compress_predict_snapshot(&g->compress, run,
-                              g->num_params * sizeof(floatX) + run->predicted[MEMORY_OPTIMIZER]);
     run->ranks->sent = gpt2_predict_sent(g);
 }
 

@@ -301,6 +301,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_COMMUNICATION] = layout_comm_bytes(&g->options, g->dp);
     bytes[MEMORY_COMMUNICATION] += bucket_element_bytes(&g->options) * in_buckets + X * in_gather_buffers;
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+    bytes[MEMORY_SNAPSHOT] = (g->options.offload && NEEDS_MASTER ? 14 : 12) * own; // fp32 weights, moments
 }
 
 // Returns the bytes that this rank will send per step.
@@ -823,7 +824,6 @@ static void gpt2_predict(void* model, Run* run) {
     GPT2* g = (GPT2*)model;
     g->recompute = run->o.recompute == RECOMPUTE_BLOCK;
     gpt2_predict_memory(g, run->predicted);
-    ranks_predict_snapshot(run, g->layout.own_elements * (g->options.offload && NEEDS_MASTER ? 14 : 12));
     run->ranks->sent = gpt2_predict_sent(g);
 }
 

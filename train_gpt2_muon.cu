@@ -362,6 +362,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     if (grads_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * in_slots; // buckets
     if (params_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * in_slots; // gather buffers
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+    bytes[MEMORY_SNAPSHOT] = X * own + bytes[MEMORY_OPTIMIZER];
 }
 
 // Returns the bytes that this rank will send per step.
@@ -901,7 +902,6 @@ static void gpt2_predict(void* model, Run* run) {
     GPT2* g = (GPT2*)model;
     g->recompute = run->o.recompute == RECOMPUTE_BLOCK;
     gpt2_predict_memory(g, run->predicted);
-    ranks_predict_snapshot(run, g->own_elements * sizeof(floatX) + run->predicted[MEMORY_OPTIMIZER]);
     run->ranks->sent = gpt2_predict_sent(g);
 }
 

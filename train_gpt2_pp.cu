@@ -372,6 +372,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+    bytes[MEMORY_SNAPSHOT] = (NEEDS_MASTER ? 14 : 12) * (P - (g->pp->rank > 0 ? g->units[0].size : 0));
 }
 
 // Returns the bytes that this rank will send per step.
@@ -930,7 +931,6 @@ static void gpt2_predict(void* model, Run* run) {
     GPT2* g = (GPT2*)model;
     g->recompute = run->o.recompute == RECOMPUTE_BLOCK;
     gpt2_predict_memory(g, run->predicted);
-    ranks_predict_snapshot(run, (g->num_params - (g->pp->rank > 0 ? g->units[0].size : 0)) * (NEEDS_MASTER ? 14 : 12));
     run->ranks->sent = gpt2_predict_sent(g);
 }
 

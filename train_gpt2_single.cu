@@ -220,6 +220,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_OPTIMIZER] = (NEEDS_MASTER ? 12 : 8) * P;
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+    bytes[MEMORY_SNAPSHOT] = X * P + bytes[MEMORY_OPTIMIZER];
 }
 
 // ----------------------------------------------------------------------------
@@ -588,7 +589,6 @@ static void gpt2_predict(void* model, Run* run) {
     GPT2* g = (GPT2*)model;
     g->recompute = run->o.recompute == RECOMPUTE_BLOCK;
     gpt2_predict_memory(g, run->predicted);
-    run_predict_snapshot(run, g->num_params * sizeof(floatX) + run->predicted[MEMORY_OPTIMIZER]);
 }
 
 int main(int argc, char** argv) {

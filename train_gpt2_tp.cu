@@ -317,6 +317,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
     bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+    bytes[MEMORY_SNAPSHOT] = X * P + bytes[MEMORY_OPTIMIZER];
 }
 
 // Returns the bytes that this rank will send per step.
@@ -859,7 +860,6 @@ static void gpt2_predict(void* model, Run* run) {
     GPT2* g = (GPT2*)model;
     g->recompute = run->o.recompute == RECOMPUTE_BLOCK;
     gpt2_predict_memory(g, run->predicted);
-    ranks_predict_snapshot(run, g->num_params * sizeof(floatX) + run->predicted[MEMORY_OPTIMIZER]);
     run->ranks->sent = gpt2_predict_sent(g);
 }
 

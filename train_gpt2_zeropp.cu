@@ -327,6 +327,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_COMMUNICATION] += 2 * message_bytes(in_buckets, g->zpp.gradient_bits);
     bytes[MEMORY_COMMUNICATION] += message_bytes(in_gather_buffers, g->zpp.weight_bits);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+    bytes[MEMORY_SNAPSHOT] = 12 * own; // fp32 weights, moments
 }
 
 // Returns the bytes that this rank will send by `across` per step: to each of the M-1 others its own updated shards,
@@ -903,7 +904,6 @@ static void gpt2_predict(void* model, Run* run) {
     GPT2* g = (GPT2*)model;
     g->recompute = run->o.recompute == RECOMPUTE_BLOCK;
     gpt2_predict_memory(g, run->predicted);
-    ranks_predict_snapshot(run, g->layout.own_elements * 12);
     run->ranks->sent = gpt2_predict_sent(g);
 }
 

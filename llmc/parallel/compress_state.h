@@ -77,11 +77,14 @@ static inline const float* compress_create(void* self, CheckpointWriter* w) {
     return c->state;
 }
 
-// Each rank will save its errors, if this run keeps any.
-static inline void compress_share(Compress* c, SaveShare* share) {
-    if (!compress_keeps(c)) return;
-    SaveBeside errors = { compress_create, c, compress_state_floats(c), NULL };
-    share->beside = errors;
+// How many errors each rank will save.
+static inline size_t compress_saves(const void* self) {
+    const Compress* c = (const Compress*)self;
+    return compress_keeps(c) ? compress_state_floats(c) : 0;
+}
+static inline SaveBeside compress_beside(Compress* c) {
+    SaveBeside errors = { compress_saves, compress_create, c };
+    return errors;
 }
 
 // ---- loading ----

@@ -112,10 +112,12 @@ static inline void ranks_start(Run* run, int argc, char** argv) {
     if (ranks.rank == 0) r->times.single = single_run_read(w->single_text, &shape);
 }
 
-// bytes: of the ranges that this rank saves, if it saves any.
-static inline void ranks_predict_snapshot(Run* run, size_t bytes) {
-    SaveShare share = run->ranks->share;
-    run_predict_snapshot(run, (share.writer >= 0 ? bytes : 0) + share.beside.n * sizeof(float));
+// The program has predicted a snapshot: keeps of it what this rank saves.
+static inline void ranks_predict_snapshot(Run* run) {
+    const SaveShare* share = &run->ranks->share;
+    if (share->writer < 0) run->predicted[MEMORY_SNAPSHOT] = 0;
+    run->predicted[MEMORY_SNAPSHOT] += save_beside_elements(share) * sizeof(float);
+    if (!run_snapshots(run)) run->predicted[MEMORY_SNAPSHOT] = 0;
 }
 
 // Allocates snapshots, if all ranks can have theirs. Collective.
@@ -138,6 +140,7 @@ static inline void ranks_plan(Run* run, PredictModel* predict, void* model, Laye
     if (o->recompute == RECOMPUTE_AUTO)
         o->recompute = ranks_memory_fits(&r->all, run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     predict(model, run);
+    ranks_predict_snapshot(run);
     ranks_open_snapshot(run);
 }
 
@@ -162,7 +165,7 @@ static inline void ranks_report(Run* run) {
 static inline void ranks_load(Run* run, const ParamRange* ranges, int num_ranges) {
     run->ranks->state = ranges[0].params ? (void*)ranges[0].params : ranges[0].master;
     trace_ranges(run->o.trace, ranges, num_ranges);
-    CheckpointReader* r = run_read(run, ranges, num_ranges, run->ranks->share.beside.n > 0);
+    CheckpointReader* r = run_read(run, ranges, num_ranges, save_beside_elements(&run->ranks->share) > 0);
     if (r == NULL) return;
     // Another rank holds the same, and counts what it read
     if (run->ranks->share.writer < 0) memset(&r->sums, 0, sizeof r->sums);
@@ -175,7 +178,7 @@ static inline void ranks_load(Run* run, const ParamRange* ranges, int num_ranges
 static inline void ranks_share_out(Run* run) {
     RanksRun* r = run->ranks;
     Control* c = &r->all.control;
-    bool writes = c->ranks.rank > 0 && (r->share.writer >= 0 || r->share.beside.n > 0);
+    bool writes = c->ranks.rank > 0 && (r->share.writer >= 0 || save_beside_elements(&r->share) > 0);
     char* error = writes ? writer_lock_join(run->o.out, r->writes) : NULL;
     control_die_together(c, control_first_error(c, error), "");
     free(error);

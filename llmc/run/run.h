@@ -196,7 +196,7 @@ typedef struct {
 } Run;
 
 // Sets run->predicted, and on several ranks run->ranks->sent, by the formulas of the program's model, which is
-// configured. Takes --recompute from run->o: auto counts as none.
+// configured. Takes --recompute from run->o: auto counts as none. A snapshot is predicted as if this rank takes one.
 typedef void PredictModel(void* model, Run* run);
 
 // ---- before the model ----
@@ -302,10 +302,6 @@ static inline bool run_snapshots(const Run* run) {
     const Options* o = &run->o;
     return o->save_async && o->out[0] && o->save_every > 0 && o->save_every < o->steps;
 }
-// bytes: of what this rank saves
-static inline void run_predict_snapshot(Run* run, size_t bytes) {
-    run->predicted[MEMORY_SNAPSHOT] = run_snapshots(run) ? bytes : 0;
-}
 // Allocates the snapshot. Returns false if it cannot be had.
 static inline bool run_open_snapshot(Run* run) {
     Saving* s = &run->saving;
@@ -335,6 +331,7 @@ static inline void run_plan(Run* run, PredictModel* predict, void* model, LayerS
     run_prepare(run, shapes);
     if (o->recompute == RECOMPUTE_AUTO) o->recompute = memory_fits(run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     predict(model, run);
+    if (!run_snapshots(run)) run->predicted[MEMORY_SNAPSHOT] = 0;
     bool fits = host_memory_missing(run->predicted) <= host_memory_free();
     if (run_snapshots(run) && !(fits && run_open_snapshot(run))) run_refuse_snapshot(run);
 }

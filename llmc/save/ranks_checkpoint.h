@@ -87,6 +87,9 @@ typedef struct {
     bool sharded; // each writer saves files of its own
     SaveBeside beside; // every rank, writer or not, saves this
 } SaveShare;
+static inline size_t save_beside_elements(const SaveShare* s) {
+    return s->beside.elements ? s->beside.elements(s->beside.self) : 0;
+}
 
 // A sharded checkpoint's writer says first which elements it will write.
 typedef struct { CheckpointRange* ranges; int count, unit; } RangeList;
@@ -122,12 +125,12 @@ static inline void ranks_saving_begin(Saving* s, Comm* c, const char* out, const
                                       SaveShare share, const ParamRange* ranges, int num_ranges) {
     saving_init(s, state, keep);
     s->writes = share.writer >= 0;
-    s->array = share.beside;
+    s->num_values = save_beside_elements(&share);
     checkpoint_writer_init_step(&s->beside, out, state, c->size); // as many files, if the disk is full
     if (c->rank == 0 && share.sharded) checkpoint_begin_sharded(out, state);
     else if (c->rank == 0) checkpoint_begin(&s->w, out, state);
     comm_barrier(c); // now the folder exists
-    if (s->array.n > 0) s->array.values = s->array.create(s->array.self, &s->beside);
+    if (s->num_values > 0) s->values = share.beside.create(share.beside.self, &s->beside);
     if (s->writes && share.sharded) param_ranges_attach_shard(ranges, num_ranges, &s->w, out, state, share);
     else if (s->writes && c->rank > 0) checkpoint_attach(&s->w, out, state);
     saving_start(s, ranges, num_ranges);

@@ -15,14 +15,13 @@ saving_end is that of one device; ranks_checkpoint.h has that of several ranks.
 #define LLMC_SAVING_H
 #include "param_ranges.h"
 
-// An array that is saved in a file of its own next to the model: the errors of compressed gradients. n 0: none
+// An array that is saved in a file of its own next to the model: the errors of compressed gradients.
 typedef struct {
-    // Makes the file w->files[0] in w->temporary, for one fp32 tensor of n elements, or dies by checkpoint_fail.
-    // Returns the elements (n), on the device, a view; the backward pass may change them.
+    size_t (*elements)(const void* self); // how many; NULL: there is no such array
+    // Makes the file w->files[0] in w->temporary, for one fp32 tensor of these elements, or dies by checkpoint_fail.
+    // Returns them, on the device, a view; the backward pass may change them.
     const float* (*create)(void* self, CheckpointWriter* w);
     void* self;
-    size_t n;
-    const float* values; // what create has returned
 } SaveBeside;
 
 typedef struct {
@@ -33,7 +32,8 @@ typedef struct {
     CheckpointWriter w;       // own files,
     bool writes;              // if this rank writes any,
     CheckpointWriter beside;  // and the file beside them, if there is one
-    SaveBeside array;         // what to write into that
+    const float* values;      // (num_values) what to write into that, a view
+    size_t num_values;
     ParamRange* ranges;       // (num_ranges) what to write, owned
     int num_ranges;
     long long step, keep;     // of w.state; how many checkpoints stay, 0: all
@@ -69,15 +69,15 @@ static inline void saving_copy_all(Saving* s) {
         p->momentum = (float*)saving_copy(s, &at, p->on_host, p->momentum, bytes);
     }
     char* beside = s->memory + at;
-    at += s->array.n * sizeof(float);
+    at += s->num_values * sizeof(float);
     for (ParamRange* p = s->ranges; p < s->ranges + s->num_ranges; p++) {
         if (p->is_replicated) continue;
         p->params = (floatX*)saving_copy(s, &at, p->on_host, p->params, p->n * sizeof(floatX));
         p->on_host = true;
     }
-    if (s->array.n == 0) return;
-    device_to_host(beside, s->array.values, s->array.n * sizeof(float)); // waits, as they change before the next update
-    s->array.values = (float*)(void*)beside;
+    if (s->num_values == 0) return;
+    device_to_host(beside, s->values, s->num_values * sizeof(float)); // waits, as they change before the next update
+    s->values = (float*)(void*)beside;
 }
 
 // ---- writing ----
@@ -85,9 +85,9 @@ static inline void saving_copy_all(Saving* s) {
 static inline void saving_write_beside(Saving* s) {
     SafeTensors* file = &s->beside.files[0];
     float* host = new_array(float, STAGED);
-    for (size_t k = 0, n; k < s->array.n; k += n) {
-        n = size_min(STAGED, s->array.n - k);
-        const void* values = param_range_get(s->memory != NULL, host, s->array.values + k, n * sizeof(float));
+    for (size_t k = 0, n; k < s->num_values; k += n) {
+        n = size_min(STAGED, s->num_values - k);
+        const void* values = param_range_get(s->memory != NULL, host, s->values + k, n * sizeof(float));
         checkpoint_require_written(&s->beside, safetensors_write(file, &file->tensors[0], k, n, values, DTYPE_F32),
                                    file);
     }
@@ -97,7 +97,7 @@ static inline void saving_write_beside(Saving* s) {
 static inline void saving_write(Saving* s) {
     if (s->writes) param_ranges_write(s->ranges, s->num_ranges, &s->w);
     if (s->writes) checkpoint_sync_files(&s->w);
-    if (s->array.n > 0) saving_write_beside(s);
+    if (s->num_values > 0) saving_write_beside(s);
 }
 
 static inline void* saving_thread(void* self) {
