@@ -437,6 +437,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
                               + (size_t)g->logits_rows * ((size_t)g->tokens.count * X + 3*t * sizeof(float));
     bytes[MEMORY_COMMUNICATION] = mesh_bytes(&g->mesh);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+    bytes[MEMORY_SNAPSHOT] = (NEEDS_MASTER ? 14 : 12) * (g->own_elements - (g->pp->rank > 0 ? g->shards[0].n : 0));
 }
 
 // Returns the bytes that this rank will send per step, and sets g->mesh.sent_along: those along each axis.
@@ -452,8 +453,7 @@ static double gpt2_predict_sent(GPT2* g) {
     sent[MESH_TP] = g->pipeline.m * micro + step; // sums in L blocks, statistics for the loss, layernorms, norms
     sent[MESH_PP] = g->pipeline.m * messages * (double)own_rows_of(g, g->max_B, g->seq_len) * C * X + root
                   + ring_bytes((STEP_SUMS + 2) * sizeof(double), p); // messages, the root, the loss and norms
-    sent[MESH_DP] = ring_bytes((double)g->num_params * X + STEP_SUMS * sizeof(double), d); // gradients, the loss
-    if (g->zero_stage == 1) sent[MESH_DP] += ring_bytes(2 * sizeof(double), d); // ZeRO: two norms of shards
+    sent[MESH_DP] = ring_bytes((double)g->num_params * X + (STEP_SUMS + 2.0*g->zero_stage) * sizeof(double), d); // ZeRO
     return sent[MESH_TP] + sent[MESH_PP] + sent[MESH_DP];
 }
 
@@ -923,6 +923,7 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 
 // Calls AdamW once per range, and sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
+    snapshot_hold(); // it may still be copying what changes now
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
         adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay,

@@ -270,6 +270,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_ACTIVATIONS] = BT * per_token + (size_t)g->logits_rows * (size_t)c.Vp * X + sizeof(StepStats);
     bytes[MEMORY_COMMUNICATION] = comm_world_bytes(g->dp);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+    bytes[MEMORY_SNAPSHOT] = X * P + bytes[MEMORY_OPTIMIZER];
 }
 
 // Returns the bytes that this rank will send per step.
@@ -548,6 +549,7 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 
 // Calls AdamW once per range, and sums the squares of the new parameters for their norm.
 static void gpt2_update(GPT2* g, AdamW adamw) {
+    snapshot_hold(); // it may still be copying what changes now
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
         adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay,

@@ -301,6 +301,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_COMMUNICATION] = layout_comm_bytes(&g->options, g->dp);
     bytes[MEMORY_COMMUNICATION] += bucket_element_bytes(&g->options) * in_buckets + X * in_gather_buffers;
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+    bytes[MEMORY_SNAPSHOT] = (g->options.offload && NEEDS_MASTER ? 14 : 12) * own; // fp32 weights, moments
 }
 
 // Returns the bytes that this rank will send per step.
@@ -689,6 +690,7 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 // Calls AdamW once per range, and sums the squares of the new parameters for their norm. The all-reduce of the norm is
 // issued first, so that it does not queue behind the gathers.
 static void gpt2_update(GPT2* g, AdamW adamw) {
+    snapshot_hold(); // it may still be copying what changes now
     for (int k = 0; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]); // what is still there gets old
     for (int i = 0; i < g->num_ranges; i++) shards_adamw_update(&g->state, adamw, g->ranges[i], g->stats);
     shards_add_param_squares(&g->state, &g->stats->param_square);

@@ -361,6 +361,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     if (grads_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * in_slots; // buckets
     if (params_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * in_slots; // gather buffers
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+    bytes[MEMORY_SNAPSHOT] = X * own + bytes[MEMORY_OPTIMIZER];
 }
 
 // Returns the bytes that this rank will send per step.
@@ -750,6 +751,7 @@ static void muon_apply(GPT2* g, Muon muon) {
 // squares of the new parameters for their norm. The all-reduce of the norm is issued before the gathers, so that it
 // does not queue behind them.
 static void gpt2_update(GPT2* g, AdamW adamw, Muon muon) {
+    snapshot_hold(); // it may still be copying what changes now
     CommOp to_owners = muon_begin(g, muon);
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];

@@ -314,6 +314,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     if (grads_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * in_slots; // buckets
     if (params_are_sharded(g)) bytes[MEMORY_COMMUNICATION] += X * in_slots; // gather buffers
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+    bytes[MEMORY_SNAPSHOT] = X * own + bytes[MEMORY_OPTIMIZER];
 }
 
 // Returns the bytes that this rank will send per step.
@@ -637,6 +638,7 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 // Calls AdamW once per range, and sums the squares of the new parameters for their norm. The all-reduce of the norm is
 // issued first, so that it does not queue behind the gathers.
 static void gpt2_update(GPT2* g, AdamW adamw) {
+    snapshot_hold(); // it may still be copying what changes now
     for (int i = 0; i < g->num_ranges; i++) {
         ParamRange p = g->ranges[i];
         adamw_update(adamw, p.params, p.master, p.m, p.v, p.grads, &g->stats->grad_scale, p.n, p.no_decay,

@@ -327,6 +327,7 @@ static void gpt2_predict_memory(const GPT2* g, size_t bytes[MEMORY_KINDS]) {
     bytes[MEMORY_COMMUNICATION] += 2 * message_bytes(in_buckets, g->zpp.gradient_bits);
     bytes[MEMORY_COMMUNICATION] += message_bytes(in_gather_buffers, g->zpp.weight_bits);
     bytes[MEMORY_WORKSPACE] = layers_workspace_bytes(gpt2_shapes(g));
+    bytes[MEMORY_SNAPSHOT] = 12 * own; // fp32 weights, moments
 }
 
 // Returns the bytes that this rank will send by `across` per step: to each of the M-1 others its own updated shards,
@@ -766,6 +767,7 @@ static void gpt2_clip(GPT2* g, float max_norm, float loss_scale) {
 // Calls AdamW once per range, and sums the squares of the new parameters for their norm. The all-reduce of the norm is
 // issued first, so that it does not queue behind the gathers.
 static void gpt2_update(GPT2* g, AdamW adamw) {
+    snapshot_hold(); // it may still be copying what changes now
     for (int k = 0; k < g->layout.num_groups; k++) group_free(g, &g->layout.groups[k]); // what is still there gets old
     for (int i = 0; i < g->num_ranges; i++) shards_adamw_update(&g->state, adamw, g->ranges[i], g->stats);
     shards_add_param_squares(&g->state, &g->stats->param_square);

@@ -312,7 +312,7 @@ class Outputs(Document):
         # the next line of output that the model wrote itself, of any shape; where the next quoted one is sought
         sample, at = None, 0
         for n, text in block.quoted:
-            if re.match(r"\.\.\.$|saved step |step |memory (?:per|of) rank ", text): sample = None  # it ends with these
+            if re.match(r"\.\.\.$|sav(?:ing|ed) step |step |memory (?:per|of) rank ", text): sample = None  # it ends with these
             if text == "...": continue
             if sample is None: # after the lines above, of which several may be alike; or else anywhere
                 found = find_line(text, [""] * at + output[at:]) or find_line(text, output)

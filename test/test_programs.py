@@ -211,9 +211,9 @@ def closure(program):
     return {os.path.relpath(path, ROOT).removeprefix("llmc/"): len(path.read_text().splitlines()) for path in paths}
 
 
-def test_one_device_includes_nothing_of_ranks_and_has_at_most_8500_lines():
+def test_one_device_includes_nothing_of_ranks_and_has_at_most_8800_lines():
     assert not [path for path in closure("single") if path.startswith(("comm/", "watch/", "parallel/"))]
-    assert sum(closure("single").values()) <= 8500
+    assert sum(closure("single").values()) <= 8800
 
 
 @pytest.mark.parametrize("program", programs.PROGRAMS[1:])

@@ -110,6 +110,13 @@ static cudaError_t check_copy(Call& call, const Side& dst, const Side& src, cuda
     if (dst.p < src.p + src.span && src.p < dst.p + dst.span) return call.fail(cudaErrorInvalidValue, "the two sides overlap");
     return cudaSuccess;
 }
+// CUDA_EMULATOR_COPY_MS: a copy from the device to pinned memory takes at least so long, and other streams go on meanwhile.
+static std::function<bool()> copied_after(const Side& dst, const Side& src) {
+    static const uint64_t ms = setting("CUDA_EMULATOR_COPY_MS", 0);
+    if (!ms || dst.block.where != Where::PINNED || src.block.where != Where::DEVICE) return nullptr;
+    auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
+    return [=] { return std::chrono::steady_clock::now() >= end; };
+}
 // Pinned memory is read or written when the stream gets there; until then a destination holds 0xff. An ordinary source is copied
 // at once; for an ordinary destination the caller waits. `blocking`: cudaMemcpy, which also waits for pinned memory.
 static cudaError_t copy(Call&& call, void* dst_p, size_t to_apart, const void* src_p, size_t from_apart, Shape shape,
@@ -136,7 +143,7 @@ static cudaError_t copy(Call&& call, void* dst_p, size_t to_apart, const void* s
     }
     if (dst.block.where == Where::PINNED && !captures(s))
         for (size_t i = 0; i < shape.rows; i++) memset(to + i * to_apart, 0xff, shape.bytes);
-    Position done = push(s, call.name, [=] { copy_rows(to, to_apart, from, from_apart, shape); });
+    Position done = push(s, call.name, [=] { copy_rows(to, to_apart, from, from_apart, shape); }, copied_after(dst, src));
     return ordinary || (blocking && !device_only) ? wait_for(call, done) : cudaSuccess;
 }
 static cudaError_t fill(Call&& call, void* p, int value, size_t bytes, cudaStream_t stream) {

@@ -81,7 +81,8 @@ bool captures(const CUstream_st* stream);                       // its work beco
 // For calls that wait for a stream or allocate. Refused while that stream captures, or this thread captures any stream, and the
 // capture is spoilt.
 cudaError_t refuse_in_capture(Call& call, const CUstream_st* waited_for = nullptr);
-Position push(CUstream_st* stream, const char* name, std::function<void()> work); // where its queue ends now
+Position push(CUstream_st* stream, const char* name, std::function<void()> work,
+              std::function<bool()> ready = nullptr); // where its queue ends now; ready: as in enqueue_when
 cudaError_t wait_for(Call& call, Position until);
 cudaError_t wait_for_all(Call& call);
 } // namespace emulator

@@ -126,9 +126,9 @@ static void wait_for_legacy(CUstream_st* s) {
             if (other.get() != legacy && other->blocking && !other->queue.empty()) wait_on_stream(legacy, record(other.get()));
     } else if (s->blocking && !legacy->queue.empty()) wait_on_stream(s, record(legacy));
 }
-Position push(CUstream_st* s, const char* name, std::function<void()> work) {
+Position push(CUstream_st* s, const char* name, std::function<void()> work, std::function<bool()> ready) {
     wait_for_legacy(s);
-    return append(s, Work{name, std::move(work), nullptr, nullptr, false});
+    return append(s, Work{name, std::move(work), nullptr, nullptr, false, std::move(ready)});
 }
 cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()> work) {
     return enqueue_when(stream, name, nullptr, std::move(work)); // at once, when its turn comes
@@ -139,8 +139,7 @@ cudaError_t enqueue_when(cudaStream_t stream, const char* name, std::function<bo
     CUstream_st* s = stream_for_work(call, stream);
     if (!s) return call.error;
     if (ready && s->capture) return spoil(call, s, cudaErrorStreamCaptureUnsupported, "collectives in a graph are not emulated");
-    push(s, name, std::move(work));
-    if (ready) s->queue.back().ready = std::move(ready);
+    push(s, name, std::move(work), std::move(ready));
     return cudaSuccess;
 }
 // CUDA_EMULATOR_FAULT=TEXT: the first kernel that has it in its name or in its launch's file fails with an illegal address.

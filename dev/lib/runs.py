@@ -55,7 +55,7 @@ class Run(Metrics):
 
     def kinds(self):
         """The bytes that a rank predicted, by what they are for; they are those that it kept, or it would have failed."""
-        return {kind: n for kind, n in self.about["predicted_bytes"].items() if kind != "state on the host"}
+        return {kind: n for kind, n in self.about["predicted_bytes"].items() if kind not in ("state on the host", "snapshot for checkpoints")}
 
     @property
     def shape(self):

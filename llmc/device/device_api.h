@@ -18,22 +18,24 @@ typedef enum {
     MEMORY_COMMUNICATION, // buckets, gathered units
     MEMORY_WORKSPACE,     // what layers need for themselves (layers_init)
     MEMORY_ERRORS,        // the errors of compressed gradients, and the memory to find them
-    MEMORY_OFFLOADED,     // host memory (offload_alloc), which does not count in the device's total, peak and limit
+    MEMORY_OFFLOADED,     // host memory (offload_alloc). This and the next do not count in total, peak and limit
+    MEMORY_SNAPSHOT,        // host memory (snapshot_alloc): copies of the state, from which checkpoints are written
     MEMORY_KINDS
 } MemoryKind;
 static const char* const memory_kind_names[MEMORY_KINDS] = {
     "parameters", "gradients", "optimizer state", "activations", "communication", "workspace", "errors",
-    "state on the host"
+    "state on the host", "snapshot for checkpoints"
 };
+static inline bool memory_is_on_host(int kind) { return kind == MEMORY_OFFLOADED || kind == MEMORY_SNAPSHOT; }
 
 // Zeroed memory, aligned to 64 bytes at least; dies naming kind and size if there is not enough.
 void*  device_alloc(size_t bytes, MemoryKind kind);
 void   device_free(void* p);                                    // NULL is fine
 void   device_free_all(MemoryKind kind);                        // all of a kind that is on the device
 size_t device_memory(MemoryKind kind);                          // allocated now
-size_t device_memory_total(void);                               // allocated now, all kinds except MEMORY_OFFLOADED
+size_t device_memory_total(void);                               // allocated now, all kinds but those on the host
 size_t device_memory_peak(void);                                // the largest device_memory_total() so far
-size_t device_allocations(void);                                // calls of device_alloc and offload_alloc so far
+size_t device_allocations(void);                                // calls of device_, offload_ and snapshot_alloc so far
 void   device_memory_limit(size_t bytes);                       // device_alloc dies beyond it; 0: none (--memory-limit)
 size_t device_memory_free(void);                                // left for all ranks of the device, less a reserve
 size_t device_memory_available(void);                           // that, but at most what this rank's limit leaves
@@ -44,6 +46,7 @@ void device_init(int local_rank, int ranks_per_machine);        // picks GPU and
 void device_shutdown(void);
 typedef struct { unsigned char bytes[16]; } DeviceId;
 DeviceId device_id(void);                                       // the same for ranks that share a device's memory
+DeviceId host_id(void);                                         // the same for ranks on one machine
 const char* device_name(void);                                  // "NVIDIA H100 80GB HBM3", "CPU, 2 threads"
 double device_peak_flops(void);                                 // dense FLOP/s of floatX products, 0: not known
 void device_synchronize(void);                                  // returns when everything issued so far is done
@@ -70,6 +73,15 @@ void  host_free(void* p);
 void* offload_alloc(size_t bytes);                              // host_alloc aligned to 64; counts as MEMORY_OFFLOADED
 bool is_offloaded(const void* p);                               // whether p is in memory from offload_alloc
 void  offload_free(void* p);                                    // NULL is fine
+
+// Copies of the state that are made while training goes on. On a GPU they use a stream of their own, and wait for all
+// that was issued before; on the CPU, and for state that is on the host, they are done when snapshot_copy returns.
+void* snapshot_alloc(size_t bytes);                              // touched; pinned on CUDA. NULL: it cannot be had
+void  snapshot_free(void* p);                                    // NULL is fine
+void  snapshot_copy(void* host, const void* device, size_t bytes); // host: in memory from snapshot_alloc
+bool  snapshot_is_done(void);                                    // any thread may ask
+void  snapshot_hold(void);                                       // all that is issued from now on waits for the copies
+size_t host_memory_free(void);                                  // of the machine, for all its processes, less a reserve
 
 // For tests, on the CPU: copies of offloaded memory pass a link of so many Gbit/s, one after another each way; 0: none.
 void  device_emulate_link(double gbits);

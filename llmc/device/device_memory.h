@@ -34,12 +34,34 @@ static inline int host_share_threads(int ranks_per_machine) {
 #endif
 }
 
+// Returns a number of KiB from a file of /proc, in bytes; `bytes` if it is not there. format: "MemAvailable: %zu".
+static size_t proc_bytes(const char* path, const char* format, size_t bytes) {
+    char line[128];
+    size_t kib;
+    FILE* f = fopen(path, "r");
+    while (f && fgets(line, sizeof line, f)) if (sscanf(line, format, &kib) == 1) bytes = 1024 * kib;
+    if (f) fclose(f);
+    return bytes;
+}
+// Nineteen twentieths of what the kernel reports as available, or of all memory.
+size_t host_memory_free(void) {
+    size_t all = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE);
+    return proc_bytes("/proc/meminfo", "MemAvailable: %zu", all) / 20 * 19;
+}
+DeviceId host_id(void) { // of the running kernel: the first characters of a random number's text
+    DeviceId id = { { 0 } };
+    FILE* f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (f && fread(&id, sizeof id, 1, f) != 1) memset(&id, 0, sizeof id);
+    if (f) fclose(f);
+    return id;
+}
+
 // Every live allocation, so that freeing it subtracts its bytes from its kind. (The one global state of this file.)
 typedef struct { void* p; size_t bytes; MemoryKind kind; } DeviceBlock;
 static struct {
     DeviceBlock* blocks; // (count) live, owned
     int count;
-    size_t now[MEMORY_KINDS], total, peak, allocations; // total, peak: without MEMORY_OFFLOADED
+    size_t now[MEMORY_KINDS], total, peak, allocations; // total, peak: of the device
     size_t limit; // device_memory_limit, 0: none
 } device_ledger;
 
@@ -48,7 +70,7 @@ static void device_ledger_add(void* p, size_t bytes, MemoryKind kind) {
     device_ledger.blocks = (DeviceBlock*)with_room(device_ledger.blocks, (size_t)device_ledger.count, sizeof block);
     device_ledger.blocks[device_ledger.count++] = block;
     device_ledger.now[kind] += bytes;
-    if (kind != MEMORY_OFFLOADED) device_ledger.total += bytes;
+    if (!memory_is_on_host(kind)) device_ledger.total += bytes;
     device_ledger.peak = size_max(device_ledger.peak, device_ledger.total);
     device_ledger.allocations++;
 }
@@ -58,7 +80,7 @@ static void device_ledger_remove(void* p) {
         DeviceBlock b = device_ledger.blocks[i];
         if (b.p != p) continue;
         device_ledger.now[b.kind] -= b.bytes;
-        if (b.kind != MEMORY_OFFLOADED) device_ledger.total -= b.bytes;
+        if (!memory_is_on_host(b.kind)) device_ledger.total -= b.bytes;
         device_ledger.blocks[i] = device_ledger.blocks[--device_ledger.count];
         return;
     }
@@ -92,7 +114,7 @@ __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, MemoryK
 // Dies if `bytes` more for `kind` exceed device_memory_limit. device_alloc calls this before it allocates anything.
 static void device_check_limit(size_t bytes, MemoryKind kind) {
     size_t limit = device_ledger.limit;
-    if (kind == MEMORY_OFFLOADED || limit == 0 || (bytes <= limit && device_ledger.total <= limit - bytes)) return;
+    if (memory_is_on_host(kind) || limit == 0 || (bytes <= limit && device_ledger.total <= limit - bytes)) return;
     char text[64];
     snprintf(text, sizeof text, "--memory-limit %g GB", (double)limit * 1e-9);
     device_out_of_memory(bytes, kind, text);

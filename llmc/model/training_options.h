@@ -30,7 +30,7 @@ typedef struct {
     const char* trace;                                    // "": none
     const char* out;                                      // "": nothing is written
     long long save_every, keep;
-    int resume;
+    int save_async, resume;
     const char* init_from;                                // "": random weights
     long long log_every;                                  // 0: about 20 lines on a terminal, and otherwise every step
     long long eval_every, eval_steps;
@@ -53,7 +53,7 @@ static inline Options options_defaults(void) {
     o.seed = 1337;
     o.recompute = RECOMPUTE_AUTO;
     o.trace = "";
-    o.out = ""; o.keep = 3; o.init_from = "";
+    o.out = ""; o.keep = 3; o.save_async = 1; o.init_from = "";
     o.eval_every = 50; o.eval_steps = 8;
     o.sample_every = 250; o.sample_tokens = 200; o.prompt = ""; o.temperature = 0.8;
     return o;
@@ -137,6 +137,8 @@ static inline void options_saving(OptionTable* t, Options* o, double big) {
     option_letter(t, 'o');
     option_int(t, "save-every", &o->save_every, 0, big, "steps between checkpoints; 0: only at the end");
     option_int(t, "keep", &o->keep, 0, big, "newest checkpoints to keep; 0: all");
+    option_flag(t, "save-async", &o->save_async,
+                "go on with training while a copy of the state is written, if the host's memory holds one");
     option_flag(t, "resume", &o->resume, "continue from the newest checkpoint in --out");
 }
 

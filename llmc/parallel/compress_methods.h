@@ -336,18 +336,22 @@ static inline int compress_add(Compress* c, int bucket, TensorInfo t, size_t at)
 }
 
 static inline size_t segment_state_floats(SegmentCost cost) { return round_up(cost.x + cost.part + cost.q, 16); }
+static inline size_t compress_state_floats(const Compress* c) {
+    size_t n = 0;
+    for (int i = 0; i < c->num_segments; i++) n += segment_state_floats(segment_cost(c, &c->segments[i]));
+    return n;
+}
 
 // Adds the bytes that compress_init allocates, by kind.
 static inline void compress_predict_memory(const Compress* c, size_t bytes[MEMORY_KINDS]) {
-    size_t state = 0, scratch = 0;
+    size_t scratch = 0;
     for (int i = 0; i < c->num_segments; i++) {
         SegmentCost cost = segment_cost(c, &c->segments[i]);
         bytes[MEMORY_COMMUNICATION] += cost.packed + cost.received;
-        state += segment_state_floats(cost);
         scratch = size_max(scratch, cost.scratch);
     }
     size_t copies = FLOATX_DTYPE == DTYPE_F16 ? 2 : 1;
-    bytes[MEMORY_ERRORS] += (copies * state + scratch) * sizeof(float);
+    bytes[MEMORY_ERRORS] += (copies * compress_state_floats(c) + scratch) * sizeof(float);
     if (c->compressed == 0) return;
     if (c->o.measure > 0) bytes[MEMORY_ERRORS] += c->num_elements * sizeof(float) + sizeof(Comparison);
 }
@@ -368,9 +372,9 @@ static inline double compress_predict_sent(const Compress* c, long long step) {
     return bytes;
 }
 
-// Returns true if the next step needs the state of this one; otherwise it is scratch. Call after compress_init.
+// Returns true if the next step needs the state of this one; otherwise it is scratch.
 static inline bool compress_keeps(const Compress* c) {
-    return c->state_floats > 0 && (c->o.feedback || c->o.method == COMPRESS_POWERSGD);
+    return compress_state_floats(c) > 0 && (c->o.feedback || c->o.method == COMPRESS_POWERSGD);
 }
 
 // Sets errors to 0, and Q to random numbers, which are the same on all ranks.

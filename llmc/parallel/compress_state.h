@@ -66,31 +66,26 @@ static inline json_t* errors_metadata(const Compress* c) {
                      "checksum", checkpoint_hex(sum));
 }
 
-// A SaveShare.beside; self is the Compress.
-static inline void compress_save(void* self, CheckpointWriter* w) {
+// For SaveBeside.create: self is the Compress.
+static inline const float* compress_create(void* self, CheckpointWriter* w) {
     const Compress* c = (const Compress*)self;
     char name[] = "state", *path = checkpoint_errors_path(w->temporary, errors_of(c), c->comm->rank);
-    float* host = new_array(float, STAGED);
     json_t* metadata = errors_metadata(c);
     SafeTensor wanted = safetensor_wanted(name, DTYPE_F32, c->state_floats, 0);
-    SafeTensors* file = &w->files[0];
-    checkpoint_require_written(w, safetensors_create(file, path, &wanted, 1, metadata), file);
-    for (size_t k = 0, n; k < c->state_floats; k += n) {
-        n = size_min(STAGED, c->state_floats - k);
-        device_to_host(host, c->state + k, n * sizeof(float));
-        checkpoint_require_written(w, safetensors_write(file, &file->tensors[0], k, n, host, DTYPE_F32), file);
-    }
-    checkpoint_require_written(w, safetensors_sync(file), file);
+    checkpoint_require_written(w, safetensors_create(&w->files[0], path, &wanted, 1, metadata), &w->files[0]);
     json_decref(metadata);
-    free(host);
     free(path);
+    return c->state;
 }
 
-// Makes each rank save its errors, if this run keeps any.
-static inline void compress_share(Compress* c, SaveShare* share) {
-    if (!compress_keeps(c)) return;
-    share->beside = compress_save;
-    share->beside_self = c;
+// How many errors each rank will save.
+static inline size_t compress_saves(const void* self) {
+    const Compress* c = (const Compress*)self;
+    return compress_keeps(c) ? compress_state_floats(c) : 0;
+}
+static inline SaveBeside compress_beside(Compress* c) {
+    SaveBeside errors = { compress_saves, compress_create, c };
+    return errors;
 }
 
 // ---- loading ----

@@ -22,20 +22,21 @@ static inline json_t* compress_predict_segments(const void* self) {
     return segments;
 }
 
-// Declares the options; --predict also prints the segments, by which the planner times messages.
+// Declares the options; each rank will save its errors; --predict also prints the segments, by which the planner times
+// messages.
 static inline void compress_options(Compress* c, Run* run) {
     options_compress(&run->table, &c->o);
+    run->ranks->share.beside = compress_beside(c);
     run->ranks->sharing.predict = compress_predict_segments;
     run->ranks->sharing.self = c;
 }
 
 // ---- errors in checkpoints ----
 
-// Call before ranks_load: each rank will save its errors, and loads them if this run resumes another. m (num_elements):
+// Call before ranks_load: each rank loads its errors if this run resumes another. m (num_elements):
 // AdamW's first moment, by which a file of errors knows its checkpoint; a view.
 static inline void compress_before_load(Compress* c, Run* run, const float* m) {
     c->m = m;
-    compress_share(c, &run->ranks->share);
     c->resumed = run->o.resume && run->from_checkpoint ? xstrdup(run->checkpoint.path) : NULL;
 }
 // Call when the moments are loaded.

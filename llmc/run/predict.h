@@ -109,6 +109,7 @@ static inline void predict_answer(Predictor* p, int argc, char** argv) {
         run_choose_batch(run, ranks_readers(run, stage)); // as ranks_start does
         p->configure(p->model, run);
         p->predict(p->model, run);
+        ranks_predict_snapshot(run);
         long long tp = r->along[AXIS_TP], pp = r->along[AXIS_PP], cp = r->along[AXIS_CP];
         if (stage == 0)
             printf("{\"parameters\":%zu,\"accumulation\":%d,\"axes\":{\"tp\":%lld,\"cp\":%lld,\"pp\":%lld,\"dp\":%lld},"

@@ -203,29 +203,41 @@ static inline void ranks_trace(Ranks* w, const char* path) {
     trace.name_callers = trace_name_callers;
 }
 
-typedef struct { DeviceId device; size_t needed, free; bool fits; } DeviceMemoryLeft;
-// Returns true, on all ranks, if the predicted bytes fit on every device, shared ones included. A rank that alone
-// recomputed what the others keep would make them wait. Collective.
-static inline bool ranks_memory_fits(Ranks* w, const size_t predicted[MEMORY_KINDS]) {
-    DeviceMemoryLeft mine;
+typedef struct { DeviceId place; size_t needed, free; bool fits; } MemoryLeft; // place: a device or a machine
+// Returns true, on all ranks, if what they need fits, also in places that they share. Collective.
+static inline bool ranks_all_fit(Ranks* w, const MemoryLeft* mine) {
     bool all_fit = true;
-    memset(&mine, 0, sizeof mine); // its padding is also sent
-    mine.device = device_id();
-    mine.needed = memory_missing(predicted);
-    mine.free = device_memory_free();
-    mine.fits = memory_fits(predicted);
-    DeviceMemoryLeft* all = (DeviceMemoryLeft*)control_all_gather(&w->control, &mine, sizeof mine);
+    MemoryLeft* all = (MemoryLeft*)control_all_gather(&w->control, mine, sizeof *mine);
     for (int i = 0; i < w->comm.size; i++) {
         size_t needed = 0;
         for (int k = 0; k < w->comm.size; k++)
-            if (memcmp(&all[i].device, &all[k].device, sizeof all[i].device) == 0) needed += all[k].needed;
+            if (memcmp(&all[i].place, &all[k].place, sizeof all[i].place) == 0) needed += all[k].needed;
         all_fit = all_fit && all[i].fits && needed <= all[i].free;
     }
     free(all);
     return all_fit;
 }
-
-static inline bool computes_on_cpu(void) { return strncmp(device_name(), "CPU", 3) == 0; }
+// Returns true, on all ranks, if the predicted bytes fit on every device, shared ones included. A rank that alone
+// recomputed what the others keep would make them wait. Collective.
+static inline bool ranks_memory_fits(Ranks* w, const size_t predicted[MEMORY_KINDS]) {
+    MemoryLeft mine;
+    memset(&mine, 0, sizeof mine); // its padding is also sent
+    mine.place = device_id();
+    mine.needed = memory_missing(predicted);
+    mine.free = device_memory_free();
+    mine.fits = memory_fits(predicted);
+    return ranks_all_fit(w, &mine);
+}
+// The same for the hosts.
+static inline bool ranks_host_memory_fits(Ranks* w, const size_t predicted[MEMORY_KINDS]) {
+    MemoryLeft mine;
+    memset(&mine, 0, sizeof mine);
+    mine.place = host_id();
+    mine.needed = host_memory_missing(predicted);
+    mine.free = host_memory_free();
+    mine.fits = true;
+    return ranks_all_fit(w, &mine);
+}
 
 // ---- the cost of a step ----
 // From now on counts what this rank sends by a, and by b if it is not NULL, under this name.

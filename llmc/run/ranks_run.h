@@ -112,6 +112,23 @@ static inline void ranks_start(Run* run, int argc, char** argv) {
     if (ranks.rank == 0) r->times.single = single_run_read(w->single_text, &shape);
 }
 
+// The program has predicted a snapshot: keeps of it what this rank saves.
+static inline void ranks_predict_snapshot(Run* run) {
+    const SaveShare* share = &run->ranks->share;
+    if (share->writer < 0) run->predicted[MEMORY_SNAPSHOT] = 0;
+    run->predicted[MEMORY_SNAPSHOT] += save_beside_elements(share) * sizeof(float);
+    if (!run_snapshots(run)) run->predicted[MEMORY_SNAPSHOT] = 0;
+}
+
+// Allocates snapshots, if all ranks can have theirs. Collective.
+static inline void ranks_open_snapshot(Run* run) {
+    Ranks* w = &run->ranks->all;
+    if (!run_snapshots(run)) return;
+    bool fits = ranks_host_memory_fits(w, run->predicted), has = fits && run_open_snapshot(run);
+    if (comm_host_sum(&w->comm, has) < w->comm.size) run_refuse_snapshot(run);
+    run->saving.strict = w->comm.world->strict;
+}
+
 // As run_plan. --recompute auto becomes none if everything fits on every rank.
 // Communicators are opened after layers_prepare. Collective.
 static inline void ranks_plan(Run* run, PredictModel* predict, void* model, LayerShapes shapes) {
@@ -123,6 +140,8 @@ static inline void ranks_plan(Run* run, PredictModel* predict, void* model, Laye
     if (o->recompute == RECOMPUTE_AUTO)
         o->recompute = ranks_memory_fits(&r->all, run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     predict(model, run);
+    ranks_predict_snapshot(run);
+    ranks_open_snapshot(run);
 }
 
 // ---- before the first step ----
@@ -146,7 +165,7 @@ static inline void ranks_report(Run* run) {
 static inline void ranks_load(Run* run, const ParamRange* ranges, int num_ranges) {
     run->ranks->state = ranges[0].params ? (void*)ranges[0].params : ranges[0].master;
     trace_ranges(run->o.trace, ranges, num_ranges);
-    CheckpointReader* r = run_read(run, ranges, num_ranges, run->ranks->share.beside != NULL);
+    CheckpointReader* r = run_read(run, ranges, num_ranges, save_beside_elements(&run->ranks->share) > 0);
     if (r == NULL) return;
     // Another rank holds the same, and counts what it read
     if (run->ranks->share.writer < 0) memset(&r->sums, 0, sizeof r->sums);
@@ -159,13 +178,9 @@ static inline void ranks_load(Run* run, const ParamRange* ranges, int num_ranges
 static inline void ranks_share_out(Run* run) {
     RanksRun* r = run->ranks;
     Control* c = &r->all.control;
-    bool writes = c->ranks.rank > 0 && (r->share.writer >= 0 || r->share.beside);
-    char *error = writes ? writer_lock_join(run->o.out, r->writes) : NULL, *first = NULL;
-    ControlBytes* given = control_gather(c, error, error ? strlen(error) : 0);
-    for (int q = 0; given && q < c->ranks.size && first == NULL; q++)
-        if (given[q].bytes > 0) first = format_string("rank %d cannot write: %s", q, given[q].data);
-    control_gathered_free(c, given);
-    control_die_together(c, first, "");
+    bool writes = c->ranks.rank > 0 && (r->share.writer >= 0 || save_beside_elements(&r->share) > 0);
+    char* error = writes ? writer_lock_join(run->o.out, r->writes) : NULL;
+    control_die_together(c, control_first_error(c, error), "");
     free(error);
 }
 
@@ -217,12 +232,19 @@ static inline void ranks_check(Run* run, long long step, UnitChecksum* checksum,
     ranks_check_parts(run, step, t, checksum, model, false);
 }
 
-// As run_save, but collective; run->ranks->share says which ranks write.
+// As run_save_end and run_save, but collective; run->ranks->share says which ranks write.
+static inline void ranks_save_end(Run* run) {
+    if (!run->saving.under_way) return;
+    ranks_saving_end(&run->saving, ranks_world(run));
+    run_say_saved(run);
+}
 static inline void ranks_save(Run* run, long long step, const ParamRange* ranges, int num_ranges) {
     TrainState state = run_state(run, step);
-    ranks_pieces_save(ranks_world(run), run->o.out, &state, run_keeps(run), run->ranks->share, ranges, num_ranges);
-    free(state.options);
-    logger_say("saved step %lld under %s\n", step, run->o.out);
+    ranks_save_end(run); // one at a time
+    run_say_saving(run, step);
+    ranks_saving_begin(&run->saving, ranks_world(run), run->o.out, &state, run_keeps(run), run->ranks->share, ranges,
+                       num_ranges);
+    if (!run_snapshots(run)) ranks_save_end(run);
 }
 
 // ---- a step ----
@@ -244,6 +266,7 @@ static inline void ranks_step_end(Run* run, long long step, const StepStats* sta
     run->comm_bytes = r->all.bytes;
     run->comm_exposed = r->all.exposed;
     run_log_step(run, step, stats, seconds);
+    if (stats->saving == 0) ranks_save_end(run); // on all ranks, which have the same sum
     if (r->all.comm.world->strict) ranks_check_messages(&r->all, step + 1);
 }
 
@@ -276,6 +299,7 @@ static inline bool ranks_find_breakdown(Run* run, DiagnosisReport* f) {
 static inline bool ranks_end(Run* run) {
     Ranks* w = &run->ranks->all;
     DiagnosisReport diagnosis;
+    ranks_save_end(run);
     bool found = ranks_find_breakdown(run, &diagnosis);
     run_close(run);
     free(trace_memories.list);

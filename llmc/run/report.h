@@ -12,10 +12,10 @@ A difference between the two is a bug in a formula or in the program.
 #include "../model/gpt2.h"
 #include "../model/training_options.h"
 
-// Returns the sum over the device's memory, without what is offloaded.
+// Returns the sum over the device's memory, without what is on the host.
 static inline size_t memory_sum(const size_t bytes[MEMORY_KINDS]) {
     size_t total = 0;
-    for (int k = 0; k < MEMORY_KINDS; k++) if (k != MEMORY_OFFLOADED) total += bytes[k];
+    for (int k = 0; k < MEMORY_KINDS; k++) if (!memory_is_on_host(k)) total += bytes[k];
     return total;
 }
 
@@ -25,6 +25,12 @@ static inline size_t memory_missing(const size_t predicted[MEMORY_KINDS]) {
 }
 static inline bool memory_fits(const size_t predicted[MEMORY_KINDS]) {
     return memory_missing(predicted) <= device_memory_available();
+}
+static inline bool computes_on_cpu(void) { return strncmp(device_name(), "CPU", 3) == 0; }
+// The host's bytes that are still to be allocated.
+static inline size_t host_memory_missing(const size_t predicted[MEMORY_KINDS]) {
+    size_t on_host = predicted[MEMORY_OFFLOADED] + predicted[MEMORY_SNAPSHOT];
+    return on_host + (computes_on_cpu() ? memory_missing(predicted) : 0);
 }
 
 // Prints the model, the device, and the bytes that a rank will take there (as text) and on the host.
@@ -103,17 +109,17 @@ static inline bool memory_as_predicted(const RankMemory* m) {
 static inline void report_kind(const RankMemory* m, MemoryKind k) {
     if (m->predicted[k] > 0 || m->measured[k] > 0) report_row(memory_kind_names[k], m->predicted[k], m->measured[k]);
 }
-// Prints the memory of a rank; at the end offloaded memory, which is the host's, and the memory that the system counts.
+// Prints the memory of a rank; at the end what is on the host, and the memory that the system counts.
 // Returns true if all is as predicted.
 static inline bool report_rank_memory(const RankMemory* m) {
     char what[48] = "memory per rank";
     bool good = memory_as_predicted(m);
     if (m->named) snprintf(what, sizeof what, "memory of rank %d%s", m->rank, good ? ", most" : "");
     report_header(what);
-    for (int k = 0; k < MEMORY_KINDS; k++) if (k != MEMORY_OFFLOADED) report_kind(m, (MemoryKind)k);
+    for (int k = 0; k < MEMORY_KINDS; k++) if (!memory_is_on_host(k)) report_kind(m, (MemoryKind)k);
     report_row("total", memory_sum(m->predicted), m->total);
     report_row("peak", memory_sum(m->predicted), m->peak);
-    report_kind(m, MEMORY_OFFLOADED);
+    for (int k = 0; k < MEMORY_KINDS; k++) if (memory_is_on_host(k)) report_kind(m, (MemoryKind)k);
     char seen[32];
     format_bytes(seen, sizeof seen, (double)m->seen);
     if (m->seen > 0) printf("  %-24s %12s %12s   %s\n", "as the system sees it", "", seen, device_memory_seen_with());

@@ -22,7 +22,7 @@ call these functions and add the work of several ranks.
 #include "../model/sampler.h"
 #include "../model/training_options.h"
 #include "../save/checkpoint.h"
-#include "../save/param_ranges.h"
+#include "../save/saving.h"
 #include "../save/writer_lock.h"
 #include "../base/stop.h"
 #include "logger.h"
@@ -191,11 +191,12 @@ typedef struct {
     double step_began;              // now_seconds
     double comm_bytes, comm_exposed; // sent in the step at hand, and seconds that it waited for that; 0 on one device
     size_t allocations;             // before the first step
+    Saving saving;                  // how checkpoints are written, and the one that is being written
     struct RanksRun* ranks;         // the state that several ranks add (ranks_run.h), owned; NULL on one device
 } Run;
 
 // Sets run->predicted, and on several ranks run->ranks->sent, by the formulas of the program's model, which is
-// configured. Takes --recompute from run->o: auto counts as none.
+// configured. Takes --recompute from run->o: auto counts as none. A snapshot is predicted as if this rank takes one.
 typedef void PredictModel(void* model, Run* run);
 
 // ---- before the model ----
@@ -294,6 +295,34 @@ static inline void run_prepare(const Run* run, LayerShapes shapes) {
     if (memory_fits(least)) layers_prepare(shapes);
 }
 
+// ---- saving while training goes on ----
+
+// True if checkpoints are written from a snapshot. A run that saves only at its end would gain nothing.
+static inline bool run_snapshots(const Run* run) {
+    const Options* o = &run->o;
+    return o->save_async && o->out[0] && o->save_every > 0 && o->save_every < o->steps;
+}
+// Allocates the snapshot. Returns false if it cannot be had.
+static inline bool run_open_snapshot(Run* run) {
+    Saving* s = &run->saving;
+    s->bytes = run->predicted[MEMORY_SNAPSHOT];
+    if (s->bytes > 0) s->memory = (char*)snapshot_alloc(s->bytes);
+    return s->bytes == 0 || s->memory != NULL;
+}
+// Checkpoints will be written while training waits.
+static inline void run_refuse_snapshot(Run* run) {
+    char needed[32], left[32];
+    format_bytes(needed, sizeof needed, (double)run->predicted[MEMORY_SNAPSHOT]);
+    printf("saves      training waits for the disk: a snapshot to write from (--save-async) takes %s of %s, and %s are "
+           "free\n",
+           needed, computes_on_cpu() ? "memory" : "pinned host memory",
+           format_bytes(left, sizeof left, (double)host_memory_free()));
+    run->o.save_async = 0;
+    run->predicted[MEMORY_SNAPSHOT] = 0;
+    snapshot_free(run->saving.memory);
+    run->saving.memory = NULL;
+}
+
 // Predicts the memory of the model. --recompute auto becomes none if that fits, and block if not.
 // Called before anything is allocated.
 static inline void run_plan(Run* run, PredictModel* predict, void* model, LayerShapes shapes) {
@@ -302,6 +331,9 @@ static inline void run_plan(Run* run, PredictModel* predict, void* model, LayerS
     run_prepare(run, shapes);
     if (o->recompute == RECOMPUTE_AUTO) o->recompute = memory_fits(run->predicted) ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
     predict(model, run);
+    if (!run_snapshots(run)) run->predicted[MEMORY_SNAPSHOT] = 0;
+    bool fits = host_memory_missing(run->predicted) <= host_memory_free();
+    if (run_snapshots(run) && !(fits && run_open_snapshot(run))) run_refuse_snapshot(run);
 }
 
 // ---- before the first step ----
@@ -309,8 +341,12 @@ static inline void run_plan(Run* run, PredictModel* predict, void* model, LayerS
 // Prints the model, the device and the data, and notes them for the log.
 // memory: the bytes that a rank will take, as text.
 static inline void run_describe(Run* run, const char* memory, int ranks) {
+    char held[32];
     size_t on_host = run->predicted[MEMORY_OFFLOADED];
     report_run(run->config, memory, on_host, run->tokens_per_step, run->accumulation, run->o.recompute);
+    if (run->saving.memory)
+        printf("saves      training goes on while a snapshot of the state is written: %s of host memory on rank 0\n",
+               format_bytes(held, sizeof held, (double)run->saving.bytes));
     report_mask(&run->train);
     if (run->o.val_data[0]) report_mask(&run->val);
     if (run_lacks_val_data(run) && run->o.eval_every > 0)
@@ -407,7 +443,8 @@ static inline void run_sample(Run* run, long long step, NextLogits* next_logits,
     print_sample(&run->o, &run->tokenizer, run->config.V, step, next_logits, self);
 }
 
-// Returns what is saved besides the ranges. The caller frees its options.
+// Returns what is saved besides the ranges. The caller frees its options, which lack --save-async: checkpoints are the
+// same with and without it.
 static inline TrainState run_state(const Run* run, long long step) {
     TrainState state;
     memset(&state, 0, sizeof state);
@@ -426,6 +463,7 @@ static inline TrainState run_state(const Run* run, long long step) {
     state.seed = run->o.seed;
     state.seq_len = run->o.seq_len;
     json_t* options = options_to_json(&run->table);
+    json_object_del(options, "save-async");
     state.options = json_dumps(options, 0);
     json_decref(options);
     return state;
@@ -434,12 +472,28 @@ static inline TrainState run_state(const Run* run, long long step) {
 // ones.
 static inline long long run_keeps(const Run* run) { return run->skipped ? 0 : run->o.keep; }
 
-// Saves these ranges, with all that a run needs to continue after `step`.
+// When a save is begun, and when it has its name.
+static inline void run_say_saving(const Run* run, long long step) {
+    if (run_snapshots(run)) logger_say("saving step %lld\n", step);
+}
+static inline void run_say_saved(const Run* run) {
+    logger_say("saved step %lld under %s\n", run->saving.step, run->o.out);
+}
+
+// Ends the save that is under way, if there is one.
+static inline void run_save_end(Run* run) {
+    if (!run->saving.under_way) return;
+    saving_end(&run->saving);
+    run_say_saved(run);
+}
+// Saves these ranges, with all that a run needs to continue after `step`. They may change when this returns. With a
+// snapshot the checkpoint gets its name some steps later.
 static inline void run_save(Run* run, long long step, const ParamRange* ranges, int num_ranges) {
     TrainState state = run_state(run, step);
-    param_ranges_save(run->o.out, &state, run_keeps(run), ranges, num_ranges);
-    free(state.options);
-    logger_say("saved step %lld under %s\n", step, run->o.out);
+    run_save_end(run); // one at a time
+    run_say_saving(run, step);
+    saving_begin(&run->saving, run->o.out, &state, run_keeps(run), ranges, num_ranges);
+    if (!run_snapshots(run)) run_save_end(run);
 }
 
 // ---- a step ----
@@ -453,8 +507,9 @@ static inline void run_step_begin(Run* run) {
 // Sets a step's numbers to 0, except what this rank adds to the sums over all ranks.
 static inline void run_begin_stats(Run* run, StepStats* stats) {
     run->asked.stopping = stop_signal() != 0;
+    run->asked.saving = saving_is_writing(&run->saving);
     device_zero(stats, sizeof *stats);
-    if (run->asked.stopping > 0) host_to_device(stats, &run->asked, sizeof run->asked);
+    if (run->asked.stopping + run->asked.saving > 0) host_to_device(stats, &run->asked, sizeof run->asked);
 }
 
 static inline StepLog run_step_log(const Run* run, const StepStats* s, long long step, double seconds) {
@@ -494,6 +549,7 @@ static inline void run_log_step(Run* run, long long step, const StepStats* stats
 }
 static inline void run_step_end(Run* run, long long step, const StepStats* stats) {
     run_log_step(run, step, stats, now_seconds() - run->step_began);
+    if (stats->saving == 0) run_save_end(run);
 }
 
 // ---- the end ----
@@ -510,6 +566,7 @@ static inline void run_report_waits(const Run* run) {
 }
 // Closes log and timeline, and compares predicted memory with measured memory. Returns true if they agree.
 static inline bool run_end(Run* run) {
+    run_save_end(run);
     run_close(run);
     trace_merge(run->o.trace, 1);
     RankMemory m = rank_memory(0, run->predicted);
@@ -527,6 +584,7 @@ static inline void run_stop(Run* run) {
     dataloader_free(&run->train);
     if (run->o.val_data[0]) dataloader_free(&run->val);
     tokenizer_free(&run->tokenizer);
+    snapshot_free(run->saving.memory);
     device_shutdown();
 }
 #endif

@@ -20,6 +20,7 @@ Failures   end the process with the file's name and the remedy; the temporary fo
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
+#include "../base/thread.h"
 #include "checkpoint_files.h"
 
 // ---- folders and their names ----
@@ -94,12 +95,29 @@ static inline char* checkpoint_remedy(const char* dir) {
 }
 // ---- writing ----
 
+// A thread that writes while training goes on (saving.h). It must not end the process, so it only notes a failure.
+typedef struct {
+    pthread_t thread;
+    int stop, done;                      // atomic: a request to it; it has ended, or is about to
+    char* failure;                       // the error, owned; NULL: none
+} CheckpointThread;
+__attribute__((noreturn))
+static inline void checkpoint_thread_end(CheckpointThread* t) {
+    __atomic_store_n(&t->done, 1, __ATOMIC_RELEASE);
+    pthread_exit(NULL);
+}
+// Ends the thread if that is asked for.
+static inline void checkpoint_thread_look(CheckpointThread* t) {
+    if (__atomic_load_n(&t->stop, __ATOMIC_ACQUIRE)) checkpoint_thread_end(t);
+}
+
 typedef struct {
     TrainState state;                    // a copy; its options stay the caller's and must live until the commit
     char *final_path, *temporary;        // owned
     SafeTensors files[CHECKPOINT_FILES]; // owned: those that this rank writes into,
     CheckpointPieces pieces[CHECKPOINT_PARTS]; // and the pieces that belong in them
     CheckpointSums sums;                 // of everything this rank wrote. Add them up over ranks before rank 0 commits.
+    CheckpointThread* writer;            // that writes, a view; NULL: the main thread does
 } CheckpointWriter;
 
 static inline void checkpoint_writer_free(CheckpointWriter* w) {
@@ -109,28 +127,41 @@ static inline void checkpoint_writer_free(CheckpointWriter* w) {
     free(w->temporary);
 }
 
-// Dies with "PATH: cannot be WHAT: REASON; remedy", and removes the temporary folder.
-__attribute__((noreturn))
-static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, const char* what) {
-    int reason = errno;
+// Returns "PATH: cannot be WHAT: REASON; remedy". reason: errno
+static inline char* checkpoint_failure(const CheckpointWriter* w, const char* path, const char* what, int reason) {
     bool is_full = reason == ENOSPC || reason == EDQUOT || reason == EFBIG;
     size_t bytes = (w->files[0].file_size + w->files[1].file_size) * size_max((size_t)w->state.shards, 1);
-    // Folders are opened below
-    for (int f = 0; f < CHECKPOINT_FILES; f++) if (w->files[f].source.path) close(w->files[f].fd);
     char* out = path_parent(w->final_path);
     char* last = checkpoint_newest(out);
     bool is_step = checkpoint_name_step(path_name(w->final_path), "") >= 0;
-    const char* why = path_reason(out, reason); // before files are removed
-    // Every rank does it, because rank 0's watchdog may end rank 0, and removes nothing. Repeatedly, because another
-    // rank may have just created a file in the folder.
-    for (int tries = 0; tries < 20 && !folder_remove(w->temporary); tries++) usleep(5000);
+    const char* why = path_reason(out, reason);
     char* first = why == no_inodes ? xstrdup("remove files")
                   : is_full        ? format_string("free %zu MB", bytes / 1000000 + 1)
                                    : xstrdup(reason == ENOENT   ? "make it a folder that every rank sees"
                                              : reason == EMFILE ? "resume"
                                                                 : "make it writable");
-    die("%s: cannot be %s: %s; %s or choose another %s; the last good checkpoint is %s",
-        path, what, why, first, is_step ? "--out" : "folder", last ? last : "none");
+    char* failure = format_string("%s: cannot be %s: %s; %s or choose another %s; the last good checkpoint is %s", path,
+                                  what, why, first, is_step ? "--out" : "folder", last ? last : "none");
+    free(first);
+    free(last);
+    free(out);
+    return failure;
+}
+// Dies with that, by errno, and removes the temporary folder. A thread only ends; its failure is for the main thread.
+__attribute__((noreturn))
+static inline void checkpoint_fail(const CheckpointWriter* w, const char* path, const char* what) {
+    int reason = errno;
+    if (w->writer) {
+        w->writer->failure = checkpoint_failure(w, path, what, reason);
+        checkpoint_thread_end(w->writer);
+    }
+    // Folders are opened below
+    for (int f = 0; f < CHECKPOINT_FILES; f++) if (w->files[f].source.path) close(w->files[f].fd);
+    char* failure = checkpoint_failure(w, path, what, reason); // before files are removed
+    // Every rank does it, because rank 0's watchdog may end rank 0, and removes nothing. Repeatedly, because another
+    // rank may have just created a file in the folder.
+    for (int tries = 0; tries < 20 && !folder_remove(w->temporary); tries++) usleep(5000);
+    die("%s", failure);
 }
 static inline void checkpoint_require_written(const CheckpointWriter* w, bool written, const SafeTensors* file) {
     if (!written) checkpoint_fail(w, file->source.path, "written");
@@ -240,6 +271,7 @@ static inline void checkpoint_write_unit(CheckpointWriter* w, CheckpointPart par
               dtype_name(w->state.dtype), w->state.has_optimizer ? "with" : "without", checkpoint_part_names[part]);
     CheckpointRange range = { u, begin, end };
     size_t size = dtype_size(checkpoint_part_dtype(&w->state, part)), first, last;
+    if (w->writer) checkpoint_thread_look(w->writer);
     for (int i = 0; i < unit_tensors(u); i++) {
         CheckpointTensor t = checkpoint_tensor(w->state.config, part, u, i);
         checkpoint_range_places(&t, range, &first, &last);
@@ -308,6 +340,7 @@ static inline void checkpoint_require_whole(const CheckpointWriter* w) {
 // Syncs all bytes, gives the checkpoint its final name,
 // and only then removes older ones beyond the `keep` newest (0: none).
 static inline void checkpoint_commit(CheckpointWriter* w, long long keep) {
+    w->writer = NULL; // it has ended
     checkpoint_require_whole(w);
     checkpoint_sync_files(w);
     char* text = train_state_text(&w->state, w->sums.checksum);

@@ -40,11 +40,11 @@ typedef struct {
     CheckpointWriter* to;
     CheckpointPart what;
     int unit;
-    char* host;              // the elements of [begin, end), views
+    const char* host;        // the elements of [begin, end), a view
 } RangeRuns;
 static inline void run_set(void* self, size_t at, size_t k, size_t n, bool is_replicated) {
     RangeRuns* r = (RangeRuns*)self;
-    float* host = (float*)r->host + k;
+    float* host = (float*)(void*)(r->host + k * sizeof(float));
     if (r->from == NULL) { unit_init_weights(r->config, r->seed, r->unit, at, at + n, host); return; }
     CheckpointSums before = r->from->sums;
     checkpoint_read_unit(r->from, r->what, r->unit, at, at + n, host);
@@ -63,9 +63,10 @@ static inline void param_range_put(const ParamRange* p, void* there, const void*
     host_to_device(there, host, bytes);
     device_synchronize();
 }
-static inline void param_range_get(const ParamRange* p, void* host, const void* there, size_t bytes) {
-    if (p->on_host) memcpy(host, there, bytes);
-    else device_to_host(host, there, bytes);
+// Returns the values on the host: in `host` (bytes), or where they are.
+static inline const void* param_range_get(bool on_host, void* host, const void* there, size_t bytes) {
+    if (!on_host) device_to_host(host, there, bytes);
+    return on_host ? there : host;
 }
 
 // Returns a range's values (n) of a part in fp32: for the model those of its masters. NULL: it has none.
@@ -111,20 +112,18 @@ static inline void param_ranges_load(const ParamRange* ranges, int num_ranges, C
 // Writes elements [k, k+n) of a range. host and rounded (n) are scratch.
 static inline void param_range_write(const ParamRange* p, RangeRuns* runs, size_t k, size_t n, float* host,
                                      floatX* rounded) {
-    if (p->params) param_range_get(p, rounded, p->params + k, n * sizeof(floatX));
-    else {
-        param_range_get(p, host, p->master + k, n * sizeof(float));
-        convert_dtype(rounded, FLOATX_DTYPE, host, DTYPE_F32, n);
-    }
+    const void* model = rounded;
+    if (p->params) model = param_range_get(p->on_host, rounded, p->params + k, n * sizeof(floatX));
+    else convert_dtype(rounded, FLOATX_DTYPE, param_range_get(p->on_host, host, p->master + k, n * sizeof(float)),
+                       DTYPE_F32, n);
     runs->what = CHECKPOINT_MODEL;
-    runs->host = (char*)rounded;
+    runs->host = (const char*)model;
     param_range_runs(runs->config, p, p->begin + k, p->begin + k + n, run_write, runs);
-    runs->host = (char*)host;
     for (int what = CHECKPOINT_MASTER; what < CHECKPOINT_PARTS; what++) {
         runs->what = (CheckpointPart)what;
         const float* fp32 = param_range_fp32(p, runs->what);
         if (fp32 == NULL || !checkpoint_has_part(&runs->to->state, runs->what)) continue;
-        param_range_get(p, host, fp32 + k, n * sizeof(float));
+        runs->host = (const char*)param_range_get(p->on_host, host, fp32 + k, n * sizeof(float));
         param_range_runs(runs->config, p, p->begin + k, p->begin + k + n, run_write, runs);
     }
 }
@@ -133,6 +132,7 @@ static inline void param_ranges_write(const ParamRange* ranges, int num_ranges, 
     float* host = new_array(float, STAGED);
     floatX* rounded = new_array(floatX, STAGED);
     for (const ParamRange* p = ranges; p < ranges + num_ranges; p++) {
+        if (p->is_replicated) continue; // another rank writes it
         RangeRuns runs = { w->state.config, 0, NULL, w, CHECKPOINT_MODEL, p->unit, NULL };
         for (size_t k = 0, n; k < p->n; k += n) {
             n = size_min(STAGED, p->n - k);
@@ -141,14 +141,5 @@ static inline void param_ranges_write(const ParamRange* ranges, int num_ranges, 
     }
     free(host);
     free(rounded);
-}
-
-// Saves a checkpoint under `out`, and removes all but the `keep` newest (0: none). The ranges are the model.
-static inline void param_ranges_save(const char* out, const TrainState* state, long long keep, const ParamRange* ranges,
-                                     int num_ranges) {
-    CheckpointWriter w;
-    checkpoint_begin(&w, out, state);
-    param_ranges_write(ranges, num_ranges, &w);
-    checkpoint_commit(&w, keep);
 }
 #endif

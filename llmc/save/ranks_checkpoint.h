@@ -1,6 +1,6 @@
 /*
 ranks_checkpoint.h - how several ranks save their ranges (param_ranges.h) as one checkpoint (checkpoint.h):
-ranks_pieces_save, and its steps.
+ranks_saving_begin and ranks_saving_end, between which training goes on (saving.h), and their steps.
 
     rank 0: checkpoint_begin - the others: checkpoint_attach - every rank: checkpoint_write_unit for what it owns - the
     others: checkpoint_detach - rank 0, after adding up everyone's w.sums: ranks_checkpoint_commit
@@ -13,7 +13,7 @@ with barriers between these.
 #ifndef LLMC_RANKS_CHECKPOINT_H
 #define LLMC_RANKS_CHECKPOINT_H
 #include "../comm/comm.h"
-#include "param_ranges.h"
+#include "saving.h"
 
 // Joins what rank 0 has begun with the same arguments.
 static inline void checkpoint_attach(CheckpointWriter* w, const char* out, const TrainState* s) {
@@ -85,10 +85,11 @@ static inline void ranks_checkpoint_commit(CheckpointWriter* w, long long keep) 
 typedef struct {
     int writer, writers;
     bool sharded; // each writer saves files of its own
-    // Every rank, writer or not, makes a file w->files[0] in w->temporary, or dies by checkpoint_fail. NULL: none
-    void (*beside)(void* self, CheckpointWriter* w);
-    void* beside_self;
+    SaveBeside beside; // every rank, writer or not, saves this
 } SaveShare;
+static inline size_t save_beside_elements(const SaveShare* s) {
+    return s->beside.elements ? s->beside.elements(s->beside.self) : 0;
+}
 
 // A sharded checkpoint's writer says first which elements it will write.
 typedef struct { CheckpointRange* ranges; int count, unit; } RangeList;
@@ -119,30 +120,35 @@ static inline void checkpoint_add_up(Comm* c, CheckpointSums* sums) {
     control_share(c->world->control, sums, sizeof *sums);
 }
 
-static inline void param_ranges_save_beside(Comm* c, const char* out, const TrainState* state, SaveShare share) {
-    CheckpointWriter w;
-    checkpoint_writer_init_step(&w, out, state, c->size); // as many files, if the disk is full
-    share.beside(share.beside_self, &w);
-    checkpoint_writer_free(&w);
+// As saving_begin. The writers' pieces together are the model. Collective over c, the world.
+static inline void ranks_saving_begin(Saving* s, Comm* c, const char* out, const TrainState* state, long long keep,
+                                      SaveShare share, const ParamRange* ranges, int num_ranges) {
+    saving_init(s, state, keep);
+    s->writes = share.writer >= 0;
+    s->num_values = save_beside_elements(&share);
+    checkpoint_writer_init_step(&s->beside, out, state, c->size); // as many files, if the disk is full
+    if (c->rank == 0 && share.sharded) checkpoint_begin_sharded(out, state);
+    else if (c->rank == 0) checkpoint_begin(&s->w, out, state);
+    comm_barrier(c); // now the folder exists
+    if (s->num_values > 0) s->values = share.beside.create(share.beside.self, &s->beside);
+    if (s->writes && share.sharded) param_ranges_attach_shard(ranges, num_ranges, &s->w, out, state, share);
+    else if (s->writes && c->rank > 0) checkpoint_attach(&s->w, out, state);
+    saving_start(s, ranges, num_ranges);
 }
 
-// Saves a checkpoint under `out`, and removes all but the `keep` newest (0: none). The writers' pieces together are the
-// model. No rank returns before the checkpoint has its name. Collective over c, the world.
-static inline void ranks_pieces_save(Comm* c, const char* out, const TrainState* state, long long keep, SaveShare share,
-                                     const ParamRange* ranges, int num_ranges) {
-    CheckpointWriter w;
-    memset(&w, 0, sizeof w);
-    bool writes = share.writer >= 0;
-    if (c->rank == 0 && share.sharded) checkpoint_begin_sharded(out, state);
-    else if (c->rank == 0) checkpoint_begin(&w, out, state);
-    comm_barrier(c); // now the folder exists
-    if (share.beside) param_ranges_save_beside(c, out, state, share);
-    if (writes && share.sharded) param_ranges_attach_shard(ranges, num_ranges, &w, out, state, share);
-    else if (writes && c->rank > 0) checkpoint_attach(&w, out, state);
-    if (writes) param_ranges_write(ranges, num_ranges, &w);
-    if (writes && c->rank > 0) checkpoint_detach(&w);
-    checkpoint_add_up(c, &w.sums); // all ranks have written
-    if (c->rank == 0) ranks_checkpoint_commit(&w, keep);
+// As saving_end: dies on every rank if the thread of any rank has failed. No rank returns before the checkpoint has its
+// name. Collective.
+static inline void ranks_saving_end(Saving* s, Comm* c) {
+    Control* control = c->world->control;
+    saving_join(s);
+    char* failure = control_first_error(control, s->writer.failure);
+    if (failure) folder_remove(s->beside.temporary); // no rank writes any more
+    control_die_together(control, failure, "");
+    checkpoint_add_up(c, &s->w.sums);
+    if (c->rank == 0) ranks_checkpoint_commit(&s->w, s->keep);
+    else checkpoint_writer_free(&s->w);
+    checkpoint_writer_free(&s->beside);
     comm_barrier(c);
+    saving_finish(s);
 }
 #endif

@@ -273,6 +273,16 @@ static inline void control_gathered_free(const Control* c, ControlBytes* given) 
     free(given);
 }
 
+// Every rank gives an error or NULL. Returns the first of them on rank 0, which frees it, and NULL on the others.
+static inline char* control_first_error(Control* c, const char* error) {
+    ControlBytes* given = control_gather(c, error, error ? strlen(error) : 0);
+    char* first = NULL;
+    for (int q = 0; given && q < c->ranks.size && first == NULL; q++)
+        if (given[q].bytes > 0) first = format_string("rank %d cannot write: %s", q, given[q].data);
+    control_gathered_free(c, given);
+    return first;
+}
+
 // Every rank gets rank 0's bytes, and frees them.
 static inline ControlBytes control_broadcast(Control* c, const void* data, size_t bytes) {
     OpRecord op = control_op_begin(c, "broadcast", 0, bytes);

@@ -3,7 +3,7 @@ whatever order streams, blocks and threads run; and the errors of a missing or f
 import re, shutil
 import pytest
 from gpus import IS_REAL, RTOL, assert_metrics, emulator, missing, program
-from runs.shards import resumed
+from runs.shards import assert_same_files, resumed
 from suite import (PYTORCH, TINY, TOKENS, Stored, assert_close, assert_close_tensors, assert_refused, assert_same, tensors,
                    train, trained)
 
@@ -27,7 +27,7 @@ def gpu(*options, precision="fp32", debug=False, run=trained, again="", model=SM
 
 
 def sample_of(run):
-    return re.search(r"^sample after.*?(?=^saved)", run.out, re.M | re.S)[0]
+    return re.search(r"^sample after.*?(?=^saving|^saved)", run.out, re.M | re.S)[0]
 
 
 def test_a_run_has_the_cpus_numbers_state_and_sample_and_the_predicted_memory():
@@ -128,3 +128,11 @@ def test_memory_limit_is_the_predicted_memory_to_the_byte():
     assert gpu("--steps 1 --recompute none", f"--memory-limit {bytes_}e-9").status == 0
     less = gpu("--steps 1 --recompute none", f"--memory-limit {bytes_ - 8}e-9", run=train)
     assert_refused(less, "out of memory: .* GB more for workspace", "are over --memory-limit 0", "or --recompute block")
+
+
+def test_an_update_waits_until_a_snapshot_is_copied():
+    """The copy takes longer than a step: without the wait the files would have the weights of a later one."""
+    options = "--save-every 2 --keep 0 --steps 5"
+    run, waits = gpu(options, copy_ms=2000), gpu(options, "--no-save-async")
+    assert re.search("^saving step 2\nstep 3.*\n", run.out, re.M) and "than predicted" not in run.out, run
+    for step in 2, 4, 5: assert_same_files(run, waits, step)

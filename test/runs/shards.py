@@ -85,7 +85,7 @@ def assert_same_samples(a, b):
     """Also the same metrics, evaluations, weights and optimizer state."""
     __tracebackhide__ = True
     assert_same(a, b)
-    texts = [re.findall(r"^sample after step \d+:\n(.*?)\n(?=step |saved )", run.out, re.M | re.S) for run in (a, b)]
+    texts = [re.findall(r"^sample after step \d+:\n(.*?)\n(?=step |saving |saved )", run.out, re.M | re.S) for run in (a, b)]
     assert texts[0] == texts[1] and len(texts[0]) == 2 and all(texts[0]) and len(b.series("val_loss")) > 2, b
 
 

@@ -153,7 +153,7 @@ static TrainState state_at(long step, GPT2Config c) {
                          .tokens = step * 96, .seed = 1337, .adamw_t = step - 1, .loss_scale = 65536.5, .good_steps = step / 2,
                          .seq_len = 3, .options = options, .data_sum = step % 2 ? 0 : 0xfedc }; // older checkpoints have none
 }
-// As ranks_pieces_save. The optimizer is Muon if a piece has its momentum.
+// As ranks_saving_begin and ranks_saving_end. The optimizer is Muon if a piece has its momentum.
 void save_pieces(const char* out, const ParamRange* p, const int* counts, int ranks, GPT2Config c, bool sharded, long step, long keep) {
     TrainState s = state_at(step, c);
     CheckpointWriter first, w;
@@ -163,7 +163,7 @@ void save_pieces(const char* out, const ParamRange* p, const int* counts, int ra
     else checkpoint_begin(&first, out, &s);
     for (int q = 0; q < ranks; p += counts[q++]) {
         CheckpointWriter* writer = q == 0 ? &first : &w;
-        SaveShare share = { q, ranks, sharded, NULL, NULL };
+        SaveShare share = { .writer = q, .writers = ranks, .sharded = sharded };
         if (sharded) param_ranges_attach_shard(p, counts[q], writer, out, &s, share);
         else if (q > 0) checkpoint_attach(&w, out, &s);
         param_ranges_write(p, counts[q], writer);

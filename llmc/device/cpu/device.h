@@ -13,7 +13,7 @@ void* device_alloc(size_t bytes, MemoryKind kind) {
     size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE);
     char limit[64];
     snprintf(limit, sizeof limit, "this machine's %.2f GB", (double)machine * 1e-9);
-    size_t used = device_ledger.total + device_ledger.now[MEMORY_OFFLOADED];
+    size_t used = device_ledger.total + device_ledger.now[MEMORY_OFFLOADED] + device_ledger.now[MEMORY_SNAPSHOT];
     if (bytes > machine || used > machine - bytes) device_out_of_memory(bytes, kind, limit);
     const size_t huge_page = 2 << 20;
     size_t rounded = round_up(bytes ? bytes : 1, 64);
@@ -34,32 +34,13 @@ void device_free(void* p) {
     free(p);
 }
 
-// Returns a number of KiB from a file of /proc, in bytes; `bytes` if it is not there. format: "MemAvailable: %zu".
-static size_t proc_bytes(const char* path, const char* format, size_t bytes) {
-    char line[128];
-    size_t kib;
-    FILE* f = fopen(path, "r");
-    while (f && fgets(line, sizeof line, f)) if (sscanf(line, format, &kib) == 1) bytes = 1024 * kib;
-    if (f) fclose(f);
-    return bytes;
-}
-// Nineteen twentieths of what the kernel reports as available, or of all memory.
 // For a container's limit there is --memory-limit.
-size_t device_memory_free(void) {
-    size_t all = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE);
-    return proc_bytes("/proc/meminfo", "MemAvailable: %zu", all) / 20 * 19;
-}
+size_t device_memory_free(void) { return host_memory_free(); }
 size_t device_memory_seen(void) { return proc_bytes("/proc/self/status", "VmHWM: %zu", 0); }
 const char* device_memory_seen_with(void) {
     return "the process at its largest: also code, MPI, oneDNN, data, threads";
 }
-DeviceId device_id(void) { // of the running kernel: the first characters of a random number's text
-    DeviceId id = { { 0 } };
-    FILE* f = fopen("/proc/sys/kernel/random/boot_id", "r");
-    if (f && fread(&id, sizeof id, 1, f) != 1) memset(&id, 0, sizeof id);
-    if (f) fclose(f);
-    return id;
-}
+DeviceId device_id(void) { return host_id(); }
 
 void device_init(int local_rank, int ranks_per_machine) {
     (void)local_rank;
@@ -106,4 +87,9 @@ void host_free(void* p) { free(p); }
 // Here the device's memory is the host's
 void* offload_alloc(size_t bytes) { return device_alloc(bytes, MEMORY_OFFLOADED); }
 void offload_free(void* p) { device_free(p); }
+void* snapshot_alloc(size_t bytes) { return device_alloc(bytes, MEMORY_SNAPSHOT); }
+void snapshot_free(void* p) { device_free(p); }
+void snapshot_copy(void* host, const void* device, size_t bytes) { memcpy(host, device, bytes); }
+bool snapshot_is_done(void) { return true; }
+void snapshot_hold(void) {}
 #endif

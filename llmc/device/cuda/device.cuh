@@ -84,6 +84,44 @@ void offload_free(void* p) {
     host_free(p);
 }
 
+// ---- snapshots: copies to the host on a stream of their own ----
+static struct {
+    cudaStream_t stream;      // owned
+    cudaEvent_t issued, done; // what the copies wait for, and the end of the last copy
+} cuda_snapshot;
+
+void* snapshot_alloc(size_t bytes) {
+    void* p = NULL;
+    if (cudaMallocHost(&p, bytes ? bytes : 1) != cudaSuccess) { cudaGetLastError(); return NULL; }
+    memset(p, 0, bytes);
+    cuda_check(cudaStreamCreateWithFlags(&cuda_snapshot.stream, cudaStreamNonBlocking), "the stream for snapshots");
+    cuda_check(cudaEventCreateWithFlags(&cuda_snapshot.issued, cudaEventDisableTiming), "a snapshot");
+    cuda_check(cudaEventCreateWithFlags(&cuda_snapshot.done, cudaEventDisableTiming), "a snapshot");
+    device_ledger_add(p, bytes, MEMORY_SNAPSHOT);
+    return p;
+}
+void snapshot_free(void* p) {
+    if (p == NULL) return;
+    device_ledger_remove(p);
+    cuda_check(cudaEventDestroy(cuda_snapshot.issued), "a snapshot");
+    cuda_check(cudaEventDestroy(cuda_snapshot.done), "a snapshot");
+    cuda_check(cudaStreamDestroy(cuda_snapshot.stream), "the stream for snapshots");
+    memset(&cuda_snapshot, 0, sizeof cuda_snapshot);
+    host_free(p);
+}
+void snapshot_copy(void* host, const void* device, size_t bytes) {
+    cuda_check(cudaEventRecord(cuda_snapshot.issued, compute_stream), "a snapshot");
+    cuda_check(cudaStreamWaitEvent(cuda_snapshot.stream, cuda_snapshot.issued, 0), "a snapshot");
+    cuda_check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, cuda_snapshot.stream), "a snapshot");
+    cuda_check(cudaEventRecord(cuda_snapshot.done, cuda_snapshot.stream), "a snapshot");
+}
+// An error is the main thread's, which will find it.
+bool snapshot_is_done(void) { return cudaEventQuery(cuda_snapshot.done) == cudaSuccess; }
+void snapshot_hold(void) {
+    if (cuda_snapshot.stream == NULL) return;
+    cuda_check(cudaStreamWaitEvent(compute_stream, cuda_snapshot.done, 0), "a snapshot");
+}
+
 // ---- the GPU ----
 // Dies unless there is a driver that this program's CUDA can use, and a GPU. Returns the number of GPUs.
 static int cuda_count_devices(void) {
