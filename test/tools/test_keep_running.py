@@ -1,11 +1,11 @@
 """dev/launch/keep_running: a run that fails goes on from its newest whole checkpoint as if nothing had happened; one that cannot go
 on is not started for ever; a signal saves and ends both."""
-import contextlib, fcntl, os, re, shutil, signal, struct, subprocess, time
+import contextlib, fcntl, os, random, re, shutil, signal, struct, subprocess, time
 from pathlib import Path
 import pytest
 from dev.lib import launcher
-from suite import (TINY, assert_refused, assert_same, assert_says, command, environment, executable, flip, program, rest, succeeds,
-                   trained, until, words)
+from suite import (TINY, Run, assert_refused, assert_same, assert_says, command, environment, executable, flip, program, rest,
+                   succeeds, trained, until, words)
 
 KEEP = "dev/launch/keep_running"
 OPTIONS = f"{TINY} --batch-size 8 --deterministic --save-every 5"
@@ -36,6 +36,26 @@ def test_a_run_of_which_a_rank_is_killed_ends_as_one_that_nobody_disturbs(name, 
                 "^recovered  [0-9.]+ s after the failure, with step [0-9]+$",
                 "^restart    1 of at most 10, from .*/step_00000005; [12] steps? lost$", no=["^restart    2"])
     assert_same(trained(name, OPTIONS, ranks=ranks), run)
+
+
+@pytest.mark.rest
+def test_ranks_that_are_killed_at_any_instant_change_no_bit(tmp_path):
+    """Also while they save. The next one is killed after a checkpoint more, because two runs without one are the last."""
+    options, path, out = words(OPTIONS, "--steps 2000 --save-every 100"), program("train_gpt2_ddp"), tmp_path / "out"
+    line = [*words(KEEP, "--wait 0 --max-restarts 5"), *launcher(2), path, *options, "--out", str(out)]
+    env = environment(2, **QUICK)
+    with open(tmp_path / "said", "w+") as file, subprocess.Popen(line, env=env, stdout=file, stderr=file) as run:
+        for _ in range(5):
+            saved = max(out.glob("step_*"), default=None)
+            until(lambda: run.poll() is not None or max(out.glob("step_*"), default=None) != saved)
+            time.sleep(random.uniform(0, 0.3))
+            ranks = command("pgrep -f", [f"^{path} .*{out}"]).out.split()
+            if ranks: os.kill(int(random.choice(ranks)), signal.SIGKILL)
+        run.wait(120)
+        file.seek(0)
+        said = file.read()
+    assert run.returncode == 0 and len(re.findall("^restart ", said, re.M)) > 2, said
+    assert_same(trained("ddp", options, ranks=2), Run(line, 0, said, "", out))
 
 
 def test_a_run_that_fails_before_its_first_checkpoint_begins_again(tmp_path):
@@ -90,6 +110,13 @@ def test_a_program_that_refuses_an_option_is_not_asked_again(option, error, tmp_
     assert len(re.findall("^failed ", run.out, re.M)) == 1 and "restart " not in run.out, run
 
 
+def test_resume_is_added_only_where_there_is_a_checkpoint_and_takes_the_place_of_init_from(tmp_path):
+    echo = "echo --resume --init-from x --init-from=y --lr 1"
+    assert kept(tmp_path, echo).out == f"--init-from x --init-from=y --lr 1 --out {tmp_path}\n"
+    shutil.copytree(trained("single", OPTIONS).checkpoint(), tmp_path / "step_00000020")
+    assert kept(tmp_path, echo).out == f"--lr 1 --out {tmp_path} --resume\n"
+
+
 # ---- damaged checkpoints ----
 def damaged(folder, *steps):
     """A copy of a run's checkpoints of steps 10 and 15, of which some are damaged."""
@@ -110,6 +137,14 @@ def test_a_damaged_checkpoint_is_named_and_put_aside_and_the_one_before_is_taken
     for step in 15, 20: # metrics.jsonl begins with step 11
         for name in "model.safetensors", "optimizer.safetensors":
             assert (undisturbed.checkpoint(step) / name).read_bytes() == (run.checkpoint(step) / name).read_bytes()
+
+
+def test_a_checkpoint_that_was_being_replaced_counts(tmp_path):
+    """As for the program that resumes (checkpoint_newest)."""
+    damaged(tmp_path / "out")
+    (tmp_path / "out/step_00000015").rename(tmp_path / "out/.replaced_step_00000015")
+    run = kept(tmp_path / "out", "sh -c", ["exit 1"])
+    assert_says(run.out, r"^restart    1 of at most 10, from .*/\.replaced_step_00000015; ")
 
 
 def test_if_all_checkpoints_are_refused_nothing_is_moved_and_nothing_starts(tmp_path):
