@@ -1,12 +1,13 @@
 """How long training waits for a save, and how long a step lasts while the checkpoint is written: --save-async and --no-save-async.
 
-Without, training waits for the disk: bytes / (what the disk writes in a second). With it, for a copy in memory, and the thread that
-writes takes time of a core: with as many ranks as cores, steps last longer meanwhile. The last save of a run is not counted, because
-the end waits for it in either case. The programs take turns in every round; numbers are medians over the rounds."""
+Without, training waits for the disk: bytes / (what the disk writes in a second). With it, training waits for a copy in memory and for
+the removal of an older checkpoint, and the thread that writes takes time of a core: with as many ranks as cores, steps last longer
+meanwhile. The last save of a run is not counted, because the end waits for it in either case; give steps as a multiple of every, or
+it waits for the one before. The programs take turns in every round; numbers are medians over the rounds."""
 import re
 import dev.lib as m
 
-OPTIONS, ROUNDS, TRUST = dict(model="gpt2", ranks=2, steps=12, every=4), 3, "these times"
+OPTIONS, ROUNDS, TRUST = dict(model="gpt2", ranks=2, steps=15, every=5), 3, "these times"
 WAYS = {"waits": "--no-save-async", "goes on": "--save-async", "goes on, sharded": "--save-async"}
 
 
