@@ -55,7 +55,8 @@ class Run(Metrics):
 
     def kinds(self):
         """The bytes that a rank predicted, by what they are for; they are those that it kept, or it would have failed."""
-        return {kind: n for kind, n in self.about["predicted_bytes"].items() if kind not in ("state on the host", "snapshot for checkpoints")}
+        on_host = "state on the host", "snapshot for checkpoints"
+        return {kind: n for kind, n in self.about["predicted_bytes"].items() if kind not in on_host}
 
     @property
     def shape(self):

@@ -235,15 +235,18 @@ static inline void ranks_check(Run* run, long long step, UnitChecksum* checksum,
 // As run_save_end and run_save, but collective; run->ranks->share says which ranks write.
 static inline void ranks_save_end(Run* run) {
     if (!run->saving.under_way) return;
+    double began = now_seconds();
     ranks_saving_end(&run->saving, ranks_world(run));
-    run_say_saved(run);
+    run_save_ended(run, began);
 }
 static inline void ranks_save(Run* run, long long step, const ParamRange* ranges, int num_ranges) {
     TrainState state = run_state(run, step);
     ranks_save_end(run); // one at a time
-    run_say_saving(run, step);
+    run_save_begins(run, step);
+    double began = now_seconds();
     ranks_saving_begin(&run->saving, ranks_world(run), run->o.out, &state, run_keeps(run), run->ranks->share, ranges,
                        num_ranges);
+    run_save_waited(run, began);
     if (!run_snapshots(run)) ranks_save_end(run);
 }
 

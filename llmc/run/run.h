@@ -192,6 +192,9 @@ typedef struct {
     double comm_bytes, comm_exposed; // sent in the step at hand, and seconds that it waited for that; 0 on one device
     size_t allocations;             // before the first step
     Saving saving;                  // how checkpoints are written, and the one that is being written
+    long long saves;                // begun so far, except the last one of the run, which training need not wait for
+    double save_waits;              // seconds that training waited for these
+    bool saves_last;                // the last one has begun
     struct RanksRun* ranks;         // the state that several ranks add (ranks_run.h), owned; NULL on one device
 } Run;
 
@@ -472,27 +475,36 @@ static inline TrainState run_state(const Run* run, long long step) {
 // ones.
 static inline long long run_keeps(const Run* run) { return run->skipped ? 0 : run->o.keep; }
 
-// When a save is begun, and when it has its name.
-static inline void run_say_saving(const Run* run, long long step) {
+// Before a save begins; after it has made training wait since `began`; and when it has its name.
+static inline void run_save_begins(Run* run, long long step) {
+    run->saves_last = run_ends(run, step);
+    if (!run->saves_last) run->saves++;
     if (run_snapshots(run)) logger_say("saving step %lld\n", step);
 }
-static inline void run_say_saved(const Run* run) {
+static inline void run_save_waited(Run* run, double began) {
+    if (!run->saves_last) run->save_waits += now_seconds() - began;
+}
+static inline void run_save_ended(Run* run, double began) {
+    run_save_waited(run, began);
     logger_say("saved step %lld under %s\n", run->saving.step, run->o.out);
 }
 
 // Ends the save that is under way, if there is one.
 static inline void run_save_end(Run* run) {
     if (!run->saving.under_way) return;
+    double began = now_seconds();
     saving_end(&run->saving);
-    run_say_saved(run);
+    run_save_ended(run, began);
 }
 // Saves these ranges, with all that a run needs to continue after `step`. They may change when this returns. With a
 // snapshot the checkpoint gets its name some steps later.
 static inline void run_save(Run* run, long long step, const ParamRange* ranges, int num_ranges) {
     TrainState state = run_state(run, step);
     run_save_end(run); // one at a time
-    run_say_saving(run, step);
+    run_save_begins(run, step);
+    double began = now_seconds();
     saving_begin(&run->saving, run->o.out, &state, run_keeps(run), ranges, num_ranges);
+    run_save_waited(run, began);
     if (!run_snapshots(run)) run_save_end(run);
 }
 
@@ -561,8 +573,11 @@ static inline void run_close(Run* run) {
     trace_close();
 }
 static inline void run_report_waits(const Run* run) {
-    printf("allocations while training: %zu; times a step waited for data: %lld\n",
+    double ms = run->saves > 0 ? 1e3 * run->save_waits / (double)run->saves : 0;
+    printf("allocations while training: %zu; times a step waited for data: %lld",
            device_allocations() - run->allocations, run->train.waits);
+    if (run->saves > 0) printf("; waited %.1f ms for each of %lld saves before the last", ms, run->saves);
+    printf("\n");
 }
 // Closes log and timeline, and compares predicted memory with measured memory. Returns true if they agree.
 static inline bool run_end(Run* run) {

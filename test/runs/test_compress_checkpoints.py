@@ -155,6 +155,6 @@ def test_elsewhere_a_step_that_is_not_finite_clears_the_errors_and_says_so(metho
 
 # ---- ranks that fail in a compressed step ----
 def test_after_a_rank_died_in_a_compressed_step_the_last_checkpoint_continues_with_its_errors(tmp_path):
-    run = train_by(faulty, "powersgd+", 3, "--fault 1:7:kill")
+    run = train_by(faulty, "powersgd+", 3, "--no-save-async --fault 1:7:kill")
     assert_each_says(run, 3, "rank 1 has died.* during step [67]", dead=1)
     assert_same(saved("powersgd+", 3), continued(run, tmp_path, 5, "powersgd+", 3))

@@ -43,7 +43,7 @@ def test_a_rank_that_fails_is_named_by_all(name, ranks, options, fault, pattern)
 
 def test_after_a_rank_was_killed_the_last_checkpoint_continues_to_the_bit(tmp_path):
     options = [SMALL, "--save-every 5 --deterministic"]
-    run = train("ddp", *options, "--fault 2:7:kill", ranks=4)
+    run = train("ddp", *options, "--no-save-async --fault 2:7:kill", ranks=4) # else two steps may be too few for the save
     assert_same(trained("ddp", *options, ranks=4), resumed(half(run, tmp_path / "out"), "ddp", *options, ranks=4))
 
 
