@@ -2,8 +2,8 @@
 
 A step has 2048 tokens, as in the demo, but all on one rank, because validation losses do not depend on the number of ranks. With
 the first seed, each optimizer tries three learning rates, and more as long as the best is the lowest or the highest. AdamW also
-tries a long warm-up: after a short one, its first steps at a high rate raise the loss by up to 0.25, and a comparison with such a
-badly tuned AdamW would flatter Muon. Bad luck with one seed can exceed the difference between rates, so the best two run with all
+tries a long warm-up: with a short one its best loss in demo is 0.24 higher, and a comparison with such a badly tuned AdamW would
+flatter Muon. Bad luck with one seed can exceed the difference between rates, so the best two run with all
 seeds, and the lower mean counts. Muon repeats its best run with half of the steps.
 
 break-even          the ratio of step times at which both optimizers reach the same loss in the same time: AdamW's steps, divided by

@@ -869,7 +869,7 @@ def adding_and_narrowing_round_once_wherever_arrays_begin():
         same("widened", back, rounded(added.start).astype("f4"))
 
 
-STEP_STATS = np.dtype([(name, "f8") for name in ("loss", "grad_square", "param_square", "grad_norm")] +
+STEP_STATS = np.dtype([(name, "f8") for name in ("loss", "stopping", "saving", "grad_square", "param_square", "grad_norm")] +
                       [(name, "f4") for name in ("grad_scale", "padding")])
 
 

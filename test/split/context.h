@@ -15,7 +15,7 @@ All three may be expressions that are computed when the program runs. With 1, 1 
 #ifndef SPLIT_DATA_H
 #error "include data.h before context.h"
 #endif
-#include "../../llmc/save/param_ranges.h" // calls host_to_device, the layer's
+#include "../../llmc/run/run.h" // calls host_to_device, the layer's
 
 static struct { int c, pieces, d, B, P; } split_context; // of the batch that is being computed: d groups of c ranks with B sequences each
 

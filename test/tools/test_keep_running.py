@@ -8,7 +8,7 @@ from suite import (TINY, Run, assert_refused, assert_same, assert_says, command,
                    succeeds, trained, until, words)
 
 KEEP = "dev/launch/keep_running"
-OPTIONS = f"{TINY} --batch-size 8 --deterministic --save-every 5"
+OPTIONS = f"{TINY} --batch-size 8 --deterministic --save-every 5 --no-save-async" # a checkpoint is whole before the next step
 QUICK = {"SHARD_LEAVE_SECONDS": 0.5} # a rank that ends waits so long for the others' errors
 
 
@@ -219,6 +219,8 @@ def test_a_second_signal_kills_the_run(tmp_path):
     """Rank 0 hangs in a step, so the first one saves nothing."""
     hangs = [*launcher(2), program("train_gpt2_ddp"), *words(OPTIONS, "--fault 0:12:hang")]
     with keeping(tmp_path / "out", hangs) as run:
+        until(lambda: '"step":11,' in (tmp_path / "out/metrics.jsonl").read_text())
+        time.sleep(1) # now step 12 has begun
         run.send_signal(signal.SIGTERM)
         time.sleep(1.5)
         assert run.poll() is None
