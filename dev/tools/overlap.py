@@ -79,8 +79,9 @@ def choose_step(ranks, step):
 
 
 def print_step(ranks, step, begin, end, columns):
-    print(f"\nstep {step}, {1e-3 * (end - begin):.2f} ms: e embedding, f forward, h head, b backward, . waiting, u update; # "
-          "communication")
+    orthogonalises = ", n Newton-Schulz" * any(s.letter == "n" for rank in ranks for s in rank.compute)
+    print(f"\nstep {step}, {1e-3 * (end - begin):.2f} ms: e embedding, f forward, h head, b backward, . waiting, u update"
+          f"{orthogonalises}; # communication")
     per_column = (end - begin) / columns
     for i, rank in enumerate(ranks):
         for title, track in ((f"rank {i:<3}", rank.compute), ("        ", rank.communication)):
