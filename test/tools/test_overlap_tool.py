@@ -124,6 +124,12 @@ def test_the_frames_of_a_step_are_as_wide_as_those_in_them(tmp_path):
         assert f"<title>step &gt; backward &gt; {way}block 1: " in (tmp_path / "flame.svg").read_text()
 
 
+def test_the_legend_names_newton_schulz_where_it_is_drawn():
+    for program_name, said in ("muon", True), ("zero", False):
+        drawn = overlap(traced(2, program_name)[1]).out
+        assert ("n Newton-Schulz; #" in drawn) == said == bool(re.search(r"^rank 0 +\|.*n", drawn, re.M)), drawn
+
+
 def test_one_rank_computes_only(tmp_path):
     trained("single", SMALL, "--trace", tmp_path / "one.json")
     said = overlap(tmp_path / "one.json", "--flame").out
