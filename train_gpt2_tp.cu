@@ -682,7 +682,7 @@ static void gpt2_reduce_naive(GPT2* g) {
 // already their mean.
 static void gpt2_reduce(GPT2* g) {
     trace_compute("wait for gradients", -1);
-    comm_wait(g->tp, comm_all_reduce(g->tp, &g->stats->stopping, STEP_SUMS - 1, COMM_F64)); // they share the loss
+    comm_wait(g->tp, comm_all_reduce(g->tp, &g->stats->stopping, STEP_SUMS - 1, COMM_F64)); // they have one loss
     CommOp loss = comm_all_reduce(g->dp, &g->stats->loss, STEP_SUMS, COMM_F64);
     if (g->ddp == DDP_NAIVE) gpt2_reduce_naive(g);
     else for (int i = 0; i < g->num_buckets; i++) comm_wait(g->dp, g->buckets[i].reduced);

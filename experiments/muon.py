@@ -9,7 +9,7 @@ seeds, and the lower mean counts. Muon repeats its best run with half of the ste
 break-even          the ratio of step times at which both optimizers reach the same loss in the same time: AdamW's steps, divided by
                     the steps in which Muon reaches AdamW's final loss (mean and range of the seeds). It is a low estimate, because
                     Muon's learning rate has not fallen yet at that step.
-a step of Muon      the measured ratio of step times, from the results of muon_time that --beside names
+Muon / AdamW        the measured ratio of step times, from the results of muon_time that --beside names
 gain per second     break-even divided by this ratio"""
 from itertools import pairwise
 from statistics import mean
@@ -94,7 +94,7 @@ def show(d, o):
             ratio = times.ratio(*(f"{setting}, 1 rank, 2048 tokens, {program}" for program in ("muon", "zero")), "step_ms")[0]
             row += [f"x {ratio:.2f}", f"x {mean(gains) / ratio:.2f}"]
     heads = ["", "steps", "AdamW", "Muon", "Muon, half the steps", "break-even"]
-    d.print_table(heads + ["a step of Muon", "gain per second"] * bool(times), *settings.values())
+    d.print_table(heads + ["Muon / AdamW", "gain per second"] * bool(times), *settings.values())
     print()
     def rates(setting, optimizer):
         return ", ".join(f"{d.first(run)['lr']:g} ({d.first(run)['warmup']}): {' '.join(f'{last(r):.3f}' for r in d.each_round(run))}"

@@ -34,7 +34,7 @@ def show(d, o):
                   *([setting, tokens, ms(zero), ms(muon), f"{100 - 100 / ratio(muon, zero):.0f} %",
                      f"{100 - 100 / (1 + work):.0f} %"] for setting, _, tokens, work, zero, muon in cases("")))
     print()
-    d.print_table(["", "ranks", "AdamW", "Muon", "a step of Muon", "`--owners all`", "one over all", "formula"],
+    d.print_table(["", "ranks", "AdamW", "Muon", "Muon / AdamW", "`--owners all`", "one / all", "formula"],
                   *([setting, ranks, ms(zero), ms(muon), f"x {ratio(muon, zero):.2f}", ms(f"{muon}, all"),
                      f"{ratio(muon, f'{muon}, all'):.2f}", f"{(1 + work / ranks) / (1 + work):.2f}"]
                     for setting, ranks, _, work, zero, muon in cases("s")))

@@ -28,10 +28,10 @@ typedef struct {
     char* memory;             // (bytes) the snapshot, owned; NULL: none is taken
     size_t bytes;
     bool strict;              // strict mode: it is full of NaN until it is copied into
-    bool under_way;           // a save has begun and not ended. Its
-    CheckpointWriter w;       // own files,
-    bool writes;              // if this rank writes any,
-    CheckpointWriter beside;  // and the file beside them, if there is one
+    bool under_way;           // a save has begun and not ended
+    bool writes;              // this rank writes a part of the model
+    CheckpointWriter w;       // of that part
+    CheckpointWriter beside;  // of this rank's file next to the model, if there is one
     const float* values;      // (num_values) what to write into that, a view
     size_t num_values;
     ParamRange* ranges;       // (num_ranges) what to write, owned
@@ -137,7 +137,7 @@ static inline void saving_init(Saving* s, const TrainState* state, long long kee
     s->keep = keep;
     s->options = state->options;
 }
-// Begin has filled in w, writes, beside and array. Returns when the ranges may change.
+// Begin has filled in w, writes, beside and values. Returns when the ranges may change.
 static inline void saving_start(Saving* s, const ParamRange* ranges, int num_ranges) {
     s->under_way = true;
     s->num_ranges = num_ranges;
