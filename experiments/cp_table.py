@@ -41,7 +41,7 @@ def sent(c, n, X, way):
 def measure(x):
     def keep(run):
         return dict(sent=run.last("comm_bytes"), kinds=run.kinds(), pairs=int(run.said(r"pairs, busiest rank +\d+ +(\d+)")),
-                    loss=run.last("loss"), recomputed="recomputed" in run.log, **run.shape)
+                    loss=run.last("loss"), recomputed="recomputed" in run.log, doubles=3, **run.shape)
     for c in x.o.ranks:
         for way in x.o.ways:
             T = int(m.option(x.o.more, "--seq-len", c * x.o.tokens))
@@ -55,7 +55,7 @@ def row(r):
     if "refused" in r: return print("%2d %6d  %-9s  %s" % (c, T, way, r["refused"].split(";")[0]))
     L, NH, B, kinds, n = r["layers"], r["heads"], r["B"], r["kinds"], r["B"] * T // c * r["channels"]
     P = kinds["parameters"] // r["width"]
-    attention = r["sent"] - 2 * (c - 1) / c * (P * r["width"] + 8)
+    attention = r["sent"] - 2 * (c - 1) / c * (P * r["width"] + 8 * r.get("doubles", 1)) # older results: the loss alone
     formula = L * sent(c, n, r["width"], way) if not r["recomputed"] else attention
     if abs(attention - formula) > 1: m.fail(f"{way} on {c} ranks: attention sent {attention} bytes, by formula {formula}")
     passes = 3 if r["recomputed"] else 2

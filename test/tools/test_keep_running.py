@@ -172,7 +172,8 @@ def keeping(folder, *arguments):
     """A keep_running whose run has made ten steps."""
     line = words(KEEP, "--wait 0", *arguments, "--steps 1000000 --out", [folder])
     log = folder / "metrics.jsonl"
-    with subprocess.Popen(line, env=environment(2, **QUICK), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(line, env=environment(2, **QUICK), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as run: # a shell's & ignores SIGINT
         try:
             until(lambda: log.exists() and '"step":10,' in log.read_text() or run.poll())
             yield run
