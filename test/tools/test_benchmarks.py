@@ -2,7 +2,7 @@
 with small programs in place of large ones."""
 import json, os, re, shutil, subprocess, sys, time
 import pytest
-from suite import ROOT, assert_refused, assert_says, command, environment, executable, succeeds
+from suite import ROOT, assert_refused, assert_says, command, environment, executable, processes, succeeds
 
 LONG = 9
 
@@ -114,7 +114,7 @@ def bench(tmp_path):
                                      tmp_path / "out"]
     run.env = environment(PATH=f"{tmp_path}/bin:{os.environ['PATH']}", PYTHON=tmp_path / "bin/python", BUILD=tmp_path / "build")
     yield run
-    assert not subprocess.run(["pgrep", "-f", f"{tmp_path}/"], capture_output=True).stdout, "a program is left running"
+    assert not processes(f"{tmp_path}/"), "a program is left running"
 
 
 def test_programs_are_measured_in_turns_llmc_in_all_settings(bench):

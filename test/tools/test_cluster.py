@@ -5,8 +5,8 @@ import os, re, subprocess, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import pytest
-from suite import (ROOT, TOKENS, Run, assert_refused, assert_same, assert_says, command, half, program, rest, succeeds, trained,
-                   until)
+from suite import (ROOT, TOKENS, Run, assert_refused, assert_same, assert_says, command, half, processes, program, rest, succeeds,
+                   trained, until)
 
 SMALL = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 64 --seq-len 16 --batch-size 2 --steps 5 --warmup-steps 1 "
          "--lr 3e-3 --eval-every 0 --sample-every 0")
@@ -44,7 +44,7 @@ class Cluster:
         return [int(line.split()[1]) for line in self.sh("sent").out.splitlines()]
 
     def processes(self):
-        return command("pgrep -f", [str(self.folder)]).out.split()
+        return processes(str(self.folder))
 
 
 @pytest.fixture

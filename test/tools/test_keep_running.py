@@ -4,8 +4,8 @@ import contextlib, fcntl, os, random, re, shutil, signal, struct, subprocess, ti
 from pathlib import Path
 import pytest
 from dev.lib import launcher
-from suite import (TINY, Run, assert_refused, assert_same, assert_says, command, environment, executable, flip, program, rest,
-                   succeeds, trained, until, words)
+from suite import (TINY, Run, assert_refused, assert_same, assert_says, command, environment, executable, flip, processes, program,
+                   rest, succeeds, trained, until, words)
 
 KEEP = "dev/launch/keep_running"
 OPTIONS = f"{TINY} --batch-size 8 --deterministic --save-every 5 --no-save-async" # a checkpoint is whole before the next step
@@ -49,7 +49,7 @@ def test_ranks_that_are_killed_at_any_instant_change_no_bit(tmp_path):
             saved = max(out.glob("step_*"), default=None)
             until(lambda: run.poll() is not None or max(out.glob("step_*"), default=None) != saved)
             time.sleep(random.uniform(0, 0.3))
-            ranks = command("pgrep -f", [f"^{path} .*{out}"]).out.split()
+            ranks = processes(f"^{path} .*{out}")
             if ranks: os.kill(int(random.choice(ranks)), signal.SIGKILL)
         run.wait(120)
         file.seek(0)
@@ -72,12 +72,13 @@ def test_a_launcher_that_outlives_all_ranks_is_killed_with_what_it_has_started(t
     run = kept(tmp_path / "out", hangs, [program("train_gpt2_ddp")], options, settings="--wait 0 --patience 1")
     assert run.status == 0, run
     assert_says(run.out, "^hangs      all ranks ended", "^killed     [23] processes", "^restart    1 .*, from .*/step_00000300; ")
-    assert not command("pgrep -f", [left]).out
+    assert not processes(left)
     assert_same(trained("ddp", options), run)
 
 
 def test_what_a_run_leaves_behind_is_gone_before_the_next_start(tmp_path):
-    left = f'ps -e -o args= | grep -c "^sleep 2000.{os.getpid()}"; setsid sleep 2000.{os.getpid()} & exit 3'
+    args = 'for p in /proc/[0-9]*; do tr "\\0" " " <$p/cmdline; echo; done 2>/dev/null'
+    left = f'{args} | grep -c "^sleep 2000.{os.getpid()}"; setsid sleep 2000.{os.getpid()} & exit 3'
     run = kept(tmp_path, "sh -c", [left], settings="--wait 0 --patience 0.2")
     assert run.status == 3 and re.findall("^[0-9]+$", run.out, re.M) == ["0", "0"], run
 
@@ -227,7 +228,7 @@ def test_a_second_signal_kills_the_run(tmp_path):
         assert run.poll() is None
         run.send_signal(signal.SIGTERM)
         run.communicate(timeout=20)
-    assert run.returncode == -signal.SIGTERM and not command("pgrep -f", [str(tmp_path / "out")]).out
+    assert run.returncode == -signal.SIGTERM and not processes(str(tmp_path / "out"))
 
 
 # ---- hosts ----
