@@ -51,7 +51,7 @@ def functions(found):
     rest(2, "ddp", "--ddp naive", ["gpt2_reduce", "gpt2_reduce_naive"], None, False),
     rest(2, "zero", "--zero-stage 2", ["grad_ready", "gpt2_gather", *OUTSIDE], None, False),
     rest(2, "zero", "--zero-stage 3 --total-batch-size 512", ["grad_ready", "unit_params", *OUTSIDE], BLOCKS, False),
-    rest(2, "tp", "", PARTS, None, False),
+    rest(2, "tp", "", [*PARTS, "gpt2_reduce"], None, False),
     rest(2, "pp", "--batch-size 2", [*PIPE, "add_squares"], {"root", "messages", "no unit"}, False),
     rest(2, "compress", "--compress int8", ["exchange_blocks", "segment_advance", "gpt2_reduce"], BLOCKS | {"root to block 2"},
          False),
