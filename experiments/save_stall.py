@@ -1,8 +1,7 @@
 """How long training waits for a save, and how long a step lasts while the checkpoint is written: --save-async and --no-save-async.
 
-Without, training waits for the disk: bytes / (what the disk writes in a second). With it, training waits for a copy in memory and for
-the removal of an older checkpoint, and the thread that writes takes time of a core: with as many ranks as cores, steps last longer
-meanwhile. The last save of a run is not counted, because the end waits for it in either case; give steps as a multiple of every, or
+Without, training waits for the disk: bytes / (what the disk writes in a second). With it, training waits for a copy in memory, and the
+thread that writes takes time of a core: with as many ranks as cores, steps last longer meanwhile. The last save of a run is not counted, because the end waits for it in either case; give steps as a multiple of every, or
 it waits for the one before. The programs take turns in every round; numbers are medians over the rounds."""
 import re
 import dev.lib as m

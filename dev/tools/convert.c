@@ -10,7 +10,7 @@ convert - four programs, which make checkpoints of others' files, others' files 
 An import keeps the file's precision, fp32 if it has several. An error names what our GPT-2 does not support: another activation,
 epsilon or inner width, untied embeddings, quantised weights, tensors that have no place in it.
 */
-#include "../../llmc/save/checkpoint.h"
+#include "../../llmc/save/errors_file.h"
 #include "../../llmc/base/options.h"
 #include "../../llmc/data/tokenizer.h"
 
@@ -221,7 +221,7 @@ static void write_checkpoint(Source s, const char* out) {
         }
     free(s.found);
     safetensors_close(&s.file);
-    checkpoint_commit(&w, 0);
+    checkpoint_commit(&w);
     printf("%s: %d layers, %d heads, %d channels, %d tokens of vocabulary, sequences of up to %d tokens, in %s\n",
            out, c.L, c.NH, c.C, c.V, c.max_T, dtype_name(s.dtype));
     // The smallest tokenizer, bytes, has 257 tokens. A smaller vocabulary can still have files of tokens.
@@ -388,8 +388,20 @@ static void write_hf(const char* checkpoint, const char* out, int dtype_choice, 
 }
 
 // ---- verify ----
-// Dies if anything in the checkpoint is damaged. (Errors of compressed gradients are left to the run that reads them: only it knows
-// their facts.)
+// Reads the errors of compressed gradients, and dies if a file is damaged or missing. Returns how many there are.
+static size_t verify_errors(const char* dir) {
+    CheckpointErrors e = checkpoint_errors(dir);
+    size_t errors = 0;
+    for (int rank = 0; rank < e.ranks; rank++) {
+        SafeTensors file;
+        errors_open(&file, dir, e, rank);
+        errors_read(&file, errors_read_facts(&file), rank, e.ranks, NULL);
+        errors += errors_tensor(&file)->elements;
+        safetensors_close(&file);
+    }
+    return errors;
+}
+// Dies if anything in the checkpoint is damaged.
 static void verify(const char* dir) {
     CheckpointReader r;
     const size_t slice = 1 << 20; // elements
@@ -411,6 +423,7 @@ static void verify(const char* dir) {
             }
     free(data);
     checkpoint_close(&r);
+    elements += verify_errors(dir);
     printf("%s: step %lld, %zu numbers, which match their checksums\n", dir, s.step, elements);
 }
 

@@ -599,7 +599,7 @@ static inline void run_stop(Run* run) {
     dataloader_free(&run->train);
     if (run->o.val_data[0]) dataloader_free(&run->val);
     tokenizer_free(&run->tokenizer);
-    snapshot_free(run->saving.memory);
+    saving_free(&run->saving);
     device_shutdown();
 }
 #endif

@@ -6,14 +6,14 @@ wrote it.
                       optimizer.safetensors  fp32 master.NAME (if the model is in 16 bits); m.NAME and v.NAME, or with
                                              Muon for each matrix of a block momentum.NAME
                       state.json             train_state.h: shape, step, data position, loss scale, options, checksums
-                      errors_METHOD_00001_of_00004.safetensors  only by train_gpt2_compress: parallel/compress_state.h
+                      errors_METHOD_00001_of_00004.safetensors  only by train_gpt2_compress: errors_file.h
 
 Tensors are those of gpt2.h, in that order, weights as (out, in). A folder without an optimizer holds weights only, as
 an import makes it: a run can start from it (--init-from), but not resume. In a sharded checkpoint every writer
 writes its own model and optimizer file, and two indices say what is where (checkpoint_files.h). Readers see no
 difference.
 
-Saving     checkpoint_begin - checkpoint_write_unit - checkpoint_commit; ranks_checkpoint.h is for several ranks.
+Saving     checkpoint_begin - checkpoint_write_unit - checkpoint_commit - checkpoint_prune; ranks_checkpoint.h is for several ranks.
            Everything happens under a temporary name next to the final one and is synced before it is renamed, so a
            crash at any instant leaves the last good checkpoint.
 Failures   end the process with the file's name and the remedy; the temporary folder is removed.
@@ -337,9 +337,8 @@ static inline void checkpoint_require_whole(const CheckpointWriter* w) {
     }
 }
 
-// Syncs all bytes, gives the checkpoint its final name,
-// and only then removes older ones beyond the `keep` newest (0: none).
-static inline void checkpoint_commit(CheckpointWriter* w, long long keep) {
+// Syncs all bytes and gives the checkpoint its final name. Only then may older ones go.
+static inline void checkpoint_commit(CheckpointWriter* w) {
     w->writer = NULL; // it has ended
     checkpoint_require_whole(w);
     checkpoint_sync_files(w);
@@ -347,9 +346,6 @@ static inline void checkpoint_commit(CheckpointWriter* w, long long keep) {
     char* path = format_string("%s/state.json", w->temporary);
     if (!file_write(path, text, strlen(text))) checkpoint_fail(w, path, "written");
     checkpoint_publish(w);
-    char* out = path_parent(w->final_path);
-    if (checkpoint_name_step(path_name(w->final_path), "") == w->state.step) checkpoint_prune(out, w->state.step, keep);
-    free(out);
     free(path);
     free(text);
     checkpoint_writer_free(w);
@@ -357,7 +353,7 @@ static inline void checkpoint_commit(CheckpointWriter* w, long long keep) {
 
 // ---- reading ----
 
-// Whose errors of compressed gradients are next to the model (parallel/compress_state.h). ranks 0: there are none.
+// Whose errors of compressed gradients are next to the model (errors_file.h). ranks 0: there are none.
 typedef struct { char method[24]; int ranks; } CheckpointErrors;
 static inline char* checkpoint_errors_path(const char* path, CheckpointErrors e, int rank) {
     return format_string("%s/errors_%s_%05d_of_%05d.safetensors", path, e.method, rank, e.ranks);

@@ -69,13 +69,13 @@ static inline void checkpoint_write_indices(const CheckpointWriter* w) {
     checkpoint_free_pieces(pieces);
 }
 // As checkpoint_commit, after all ranks have written.
-static inline void ranks_checkpoint_commit(CheckpointWriter* w, long long keep) {
+static inline void ranks_checkpoint_commit(CheckpointWriter* w) {
     if (w->state.shards > 0) {
         checkpoint_require_whole(w);
         checkpoint_sync_files(w); // the indices are made from the files
         checkpoint_write_indices(w);
     }
-    checkpoint_commit(w, keep);
+    checkpoint_commit(w);
 }
 
 // ---- all together ----
@@ -123,7 +123,7 @@ static inline void checkpoint_add_up(Comm* c, CheckpointSums* sums) {
 // As saving_begin. The writers' pieces together are the model. Collective over c, the world.
 static inline void ranks_saving_begin(Saving* s, Comm* c, const char* out, const TrainState* state, long long keep,
                                       SaveShare share, const ParamRange* ranges, int num_ranges) {
-    saving_init(s, state, keep);
+    saving_init(s, out, state, keep);
     s->writes = share.writer >= 0;
     s->num_values = save_beside_elements(&share);
     checkpoint_writer_init_step(&s->beside, out, state, c->size); // as many files, if the disk is full
@@ -145,10 +145,10 @@ static inline void ranks_saving_end(Saving* s, Comm* c) {
     if (failure) folder_remove(s->beside.temporary); // no rank writes any more
     control_die_together(control, failure, "");
     checkpoint_add_up(c, &s->w.sums);
-    if (c->rank == 0) ranks_checkpoint_commit(&s->w, s->keep);
+    if (c->rank == 0) ranks_checkpoint_commit(&s->w);
     else checkpoint_writer_free(&s->w);
     checkpoint_writer_free(&s->beside);
     comm_barrier(c);
-    saving_finish(s);
+    saving_finish(s, c->rank == 0);
 }
 #endif

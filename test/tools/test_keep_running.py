@@ -155,16 +155,20 @@ def test_if_all_checkpoints_are_refused_nothing_is_moved_and_nothing_starts(tmp_
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["step_00000010", "step_00000015"] and not run.out
 
 
-@pytest.mark.parametrize("options", ["", rest("--checkpoint sharded")])
-def test_verify_reads_every_number_of_a_checkpoint(options, tmp_path):
+@pytest.mark.parametrize("name, options, numbers", [("fsdp", "", 32880), rest("fsdp", "--checkpoint sharded", 32880),
+                                                    rest("compress", "--compress int8 --error-feedback", 68240)])
+def test_verify_reads_every_number_of_a_checkpoint(name, options, numbers, tmp_path):
     """A flipped bit is found wherever it is, also in what --resume would not read on this rank."""
-    run = trained("fsdp", OPTIONS, options, ranks=2)
-    assert_says(succeeds([program("verify"), run.checkpoint()]).out, ": step 20, 32880 numbers, which match their checksums$")
+    run = trained(name, OPTIONS, options, ranks=2)
+    assert_says(succeeds([program("verify"), run.checkpoint()]).out, f": step 20, {numbers} numbers, which match their checksums$")
     for k, file in enumerate(sorted(path.name for path in run.checkpoint().iterdir())):
         for share in 0.01, 0.5, 0.999:
             shutil.copytree(run.checkpoint(), tmp_path / f"{k}_{share}")
             flip(tmp_path / f"{k}_{share}" / file, share)
             assert_refused(command([program("verify"), tmp_path / f"{k}_{share}"]), re.escape(f"{k}_{share}/"))
+        shutil.copytree(run.checkpoint(), tmp_path / f"{k}_lost")
+        (tmp_path / f"{k}_lost" / file).unlink()
+        assert_refused(command([program("verify"), tmp_path / f"{k}_lost"]), re.escape(f"{k}_lost"))
 
 
 # ---- signals ----

@@ -171,7 +171,8 @@ void save_pieces(const char* out, const ParamRange* p, const int* counts, int ra
         checkpoint_detach(&w);
         checkpoint_sums_add(&first.sums, &w.sums);
     }
-    ranks_checkpoint_commit(&first, keep);
+    ranks_checkpoint_commit(&first);
+    checkpoint_prune(out, step, keep);
 }
 // Returns how many elements of these weights were read: the masters and all else that a resumed run needs, or the model.
 size_t load_pieces(const char* path, ParamRange* p, const int* counts, int ranks, bool resumes) {
@@ -232,7 +233,7 @@ void save_weights(const char* path, GPT2Config c, DType dtype, const float* valu
         convert_dtype(stored, dtype, values, DTYPE_F32, unit_elements(c, u));
         checkpoint_write_unit(&w, CHECKPOINT_MODEL, u, 0, unit_elements(c, u), stored);
     }
-    checkpoint_commit(&w, 1);
+    checkpoint_commit(&w);
     free(stored);
 }
 void read_weights(float* values, const char* path) {
@@ -257,7 +258,7 @@ void write_wrongly(const char* out, GPT2Config c, int shard, int shards, bool be
     if (shards > 0) checkpoint_attach_shard(&w, out, &s, shard, shards, ranges, gpt2_num_units(c));
     if (end > 0) { checkpoint_write_unit(&w, (CheckpointPart)part, u, begin, end, zeros); return; }
     for (int k = 0; k < CHECKPOINT_PARTS; k++) w.sums.elements[k] = checkpoint_part_elements(&s, (CheckpointPart)k);
-    ranks_checkpoint_commit(&w, 0);
+    ranks_checkpoint_commit(&w);
 }
 const char* newest_checkpoint(const char* out) { return checkpoint_newest(out); }
 

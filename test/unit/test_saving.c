@@ -2,14 +2,22 @@
 #include "../../llmc/base/common.h"
 #include <sys/syscall.h>
 
-// Every write of the process waits until it is let go, and fails if that is asked for.
-static struct { int held, waits, fails; } disk;
+// Every write of the process waits while it is held, and fails if that is asked for; every removal waits while the disk keeps files.
+static struct { int held, keeps, waits, fails; } disk;
 ssize_t pwrite(int fd, const void* data, size_t n, off_t at);
+static void disk_wait(const int* held) {
+    __atomic_store_n(&disk.waits, __atomic_load_n(held, __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
+    while (__atomic_load_n(held, __ATOMIC_ACQUIRE)) usleep(1000);
+}
 ssize_t pwrite(int fd, const void* data, size_t n, off_t at) {
-    __atomic_store_n(&disk.waits, __atomic_load_n(&disk.held, __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
-    while (__atomic_load_n(&disk.held, __ATOMIC_ACQUIRE)) usleep(1000);
+    disk_wait(&disk.held);
     if (disk.fails) { errno = ENOSPC; return -1; }
     return syscall(SYS_pwrite64, fd, data, n, at);
+}
+int unlinkat(int fd, const char* path, int flags);
+int unlinkat(int fd, const char* path, int flags) {
+    disk_wait(&disk.keeps);
+    return (int)syscall(SYS_unlinkat, fd, path, flags);
 }
 #include "../../llmc/save/saving.h"
 #include "../../llmc/device/device.h"
@@ -53,7 +61,7 @@ void before_each(void) {
 }
 void after_each(void) {
     for (int u = 0; u < UNITS; u++) { free(ranges[u].params); free(ranges[u].m); free(ranges[u].v); }
-    snapshot_free(saving.memory);
+    saving_free(&saving);
 }
 
 static void begin(long long step) {
@@ -64,7 +72,7 @@ static void begin(long long step) {
 // The same, and the thread waits at its first write.
 static void begin_and_hold(long long step) {
     TrainState s = state_of(step);
-    saving_init(&saving, &s, 0);
+    saving_init(&saving, out, &s, 0);
     checkpoint_begin(&saving.w, out, &s); // writes the headers
     saving.writes = true;
     __atomic_store_n(&disk.held, 1, __ATOMIC_RELEASE);
@@ -161,6 +169,24 @@ TEST(two_checkpoints_in_turn_hold_what_was_there_at_each) {
     saving_end(&saving);
     assert_saved(1, 1, 2, 3);
     assert_saved(2, 4, 4, 4);
+}
+
+TEST(an_older_checkpoint_is_removed_while_training_goes_on) {
+    FREED char *old = format_string("%s/step_00000001", out), *condemned = format_string("%s/.tmp_step_00000001", out);
+    begin(1);
+    saving_end(&saving);
+    begin(2);
+    saving_join(&saving);
+    saving.keep = 1;
+    __atomic_store_n(&disk.keeps, 1, __ATOMIC_RELEASE);
+    saving_end(&saving);
+    while (!__atomic_load_n(&disk.waits, __ATOMIC_ACQUIRE)) usleep(1000);
+    assert_false(path_exists(old)); // so that half of it is not taken for all of it
+    assert_true(path_exists(condemned));
+    __atomic_store_n(&disk.keeps, 0, __ATOMIC_RELEASE);
+    saving_join(&saving);
+    assert_false(path_exists(condemned));
+    assert_saved(2, 1, 2, 3);
 }
 
 TEST(without_a_snapshot_the_same_is_saved_at_once) {
