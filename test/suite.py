@@ -319,7 +319,7 @@ def assert_says(text, *patterns, no=()):
 
 
 def free_port():
-    """A free port, with the next port also free. It is below 32768, because Linux gives higher ones to programs that ask for any."""
+    """A free port; the next port is also free. It is below 32768, because Linux gives higher ones to programs that ask for any."""
     while True:
         port = random.randrange(10000, 32000)
         with socket.socket() as one, socket.socket() as next_one:
