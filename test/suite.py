@@ -1,6 +1,6 @@
-"""The suite's verbs: run a program on n ranks, read what it measured, compare runs, and expect errors.
+"""The suite's verbs: run a program on n ranks, read its metrics, compare runs, and expect errors.
 
-A run is made once in a session, however many tests and workers ask for it: train() keeps it by its command line. Every path is
+A session makes each run once, however many tests and workers ask for it: train() stores it under its command line. Every path is
 relative to the repository's root, where pytest runs."""
 import fcntl, functools, hashlib, json, os, random, re, shlex, shutil, signal, socket, subprocess, sys, tempfile, time
 from pathlib import Path
@@ -10,23 +10,23 @@ from dev.lib import PYTORCH, REFERENCE, ROOT, TOKENS, Metrics, launcher, tensors
 
 FIELDS = ("loss", "grad_norm", "param_norm", "lr", "loss_scale", "tokens", "counted", "val_loss", "compression_error",
           "compression_norm_ratio",
-          "compression_cosine") # of a run's metrics that are compared
-DEVICE = "emulated" # of the programs of GPUs: emulated or, if --device says so (conftest.py), cuda
+          "compression_cosine") # the metrics in which runs are compared
+DEVICE = "emulated" # where GPU programs run; conftest.py sets it to "cuda" for --device cuda
 
-# A small model on the stored tokens: 32 sequences of 16 tokens a step in two micro-batches, 13 steps an epoch.
+# A small model on the stored tokens: 32 sequences of 16 tokens per step, 13 steps per epoch. One rank needs two micro-batches.
 TINY = (f"--data {TOKENS} --val-data= --model d2 --heads 2 --channels 16 --seq-len 16 --batch-size 16 --total-batch-size 512 "
         "--steps 20 --lr 3e-3 --warmup-steps 5 --eval-every 0 --sample-every 0")
 
 
 def rest(*values, **options):
-    """A row of a table of parameters that make test leaves to CI."""
+    """A row of a parameter table that belongs to the rest tier, which `make test` leaves out."""
     return pytest.param(*values, marks=pytest.mark.rest, **options)
 
 
 # ---- programs ----
 @functools.cache
 def sanitizers():
-    """Why programs with sanitizers cannot run here, as under some emulated processors and in some containers; "" if they can."""
+    """Why programs with sanitizers cannot run on this machine (some emulated processors, some containers); "" if they can."""
     probe = "here=dev; . dev/components.sh; make_scratch; probe_sanitizer >why || case $? in 3) head -n 1 why ;; esac"
     place = once("sanitizers", lambda folder: (folder / "why").write_text(command("sh -c",
         [probe.replace("why", shlex.quote(str(folder / "said")))]).out))
@@ -34,8 +34,8 @@ def sanitizers():
 
 
 def program(name, precision="fp32", device="cpu", debug=False):
-    """The path of a built program: program("train_gpt2_zero", "bf16"), program("test/test_axes", debug=True). Fails if it is not
-    there."""
+    """The path of a built program: program("train_gpt2_zero", "bf16"), program("test/test_axes", debug=True). Fails the test if it
+    is not built, and skips the test if it needs sanitizers that cannot run."""
     variant = [*[device] * (device != "cpu"), *[precision] * (precision != "fp32"), *["debug"] * debug]
     path = "/".join(["build", *["-".join(variant)] * bool(variant), name])
     if debug and sanitizers(): pytest.skip(f"sanitizers cannot run here: {sanitizers()}")
@@ -47,8 +47,7 @@ def program(name, precision="fp32", device="cpu", debug=False):
 
 
 def make(*arguments, timeout=1200):
-    """A make of its own, for programs that only one test needs. Makes of all workers take turns. Returns the last argument, its
-    target."""
+    """Runs make, for programs that only one test needs. The workers take turns. Returns the last argument, which is the target."""
     with open(session() / "make.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = command("make", "--no-print-directory", *arguments, timeout=timeout)
@@ -58,7 +57,7 @@ def make(*arguments, timeout=1200):
 
 # ---- runs ----
 class Run(Metrics):
-    """A command that has ended: status, out and err (str), said (both), folder (Path, what --out names, or None)."""
+    """A finished command: status (int; "no end": timeout), out and err (str), said (both), folder (Path of --out, or None)."""
 
     def __init__(self, command, status, out, err, folder=None):
         super().__init__(folder)
@@ -71,7 +70,7 @@ class Run(Metrics):
 
 
 class Stored(Run):
-    """A run of PyTorch's that test/reference has: Stored("ddp/ranks_4")."""
+    """A run of PyTorch that is stored in test/reference: Stored("ddp/ranks_4")."""
 
     def __init__(self, name):
         super().__init__(["PyTorch's", name], 0, "", "", ROOT / REFERENCE)
@@ -90,9 +89,9 @@ def session():
 
 
 def environment(ranks=1, strict=False, **more):
-    """Of a program under test. Waits are passive, because models as small as these wait more than they compute. Each worker's
-    mpirun makes its folder in a place of its own: those of Open MPI 4 that begin and end at one time in one place may remove each
-    other's."""
+    """The environment of a program under test. Waits are passive, because such small models wait more than they compute. Each
+    worker's mpirun makes its folder in a place of its own: if two mpiruns of Open MPI 4 start or end at the same time in the same
+    place, one may remove the folder of the other."""
     place = session() / f"mpi.{os.getpid()}"
     place.mkdir(exist_ok=True)
     place.chmod(0o1777) # some tests run a command as another user
@@ -104,10 +103,10 @@ def environment(ranks=1, strict=False, **more):
     return env | ({"SHARD_COMM_STRICT": "1"} if strict else {}) | {k: str(v) for k, v in more.items()}
 
 
-# A rank's output goes into files of its own, because launchers split and interleave the lines of several ranks. mpirun kills all
-# ranks as soon as one has ended with an error. So each tells its end when all have ended, or a minute after its own, and then the
-# first rank that failed tells it alone: if several do at one time, Open MPI 5.0.7 may crash, or wait for ever. The
-# shell outlives USR1, which mpirun sends to it as well.
+# Each rank's output goes into its own files, because launchers split and interleave the lines of several ranks. mpirun kills all
+# ranks as soon as one exits with an error. A failed rank therefore delays its exit until all ranks have ended, for up to a minute.
+# Then the failed rank with the lowest number exits first: if several exit with errors at the same time, Open MPI 5.0.7 may crash
+# or wait forever. The shell survives USR1, which mpirun sends not only to the program but also to the shell.
 TOGETHER = """trap : USR1; exec >"$0/out.$OMPI_COMM_WORLD_RANK" 2>"$0/err.$OMPI_COMM_WORLD_RANK"
 "$@"; status=$?; echo $status >"$0/ended.$OMPI_COMM_WORLD_RANK"; [ $status != 0 ] || exit 0
 for i in $(seq 1200); do set -- "$0"/ended.*; [ $# -lt $OMPI_COMM_WORLD_SIZE ] || break; sleep 0.05; done
@@ -118,7 +117,8 @@ exit $status"""
 
 
 def end(p):
-    """Asks before it kills, because ranks are groups of their own, which mpirun ends. Returns what was printed."""
+    """Sends TERM, and KILL ten seconds later. Ranks are in process groups of their own, and only mpirun can end them, on TERM.
+    Returns stdout and stderr."""
     os.killpg(p.pid, signal.SIGTERM)
     try: return p.communicate(timeout=10)
     except subprocess.TimeoutExpired:
@@ -127,8 +127,8 @@ def end(p):
 
 
 def command(*arguments, ranks=None, env={}, timeout=None, input=None, cwd=ROOT, strict=False):
-    """Runs a command, on so many ranks if they are given, to its end. What it started ends with it. timeout: seconds; time on a GPU
-    is dear."""
+    """Runs a command to its end, on this many ranks if given, and returns its Run. After `timeout` seconds, all that it started is
+    ended; the default is shorter on a GPU, where time is expensive."""
     timeout = timeout or (60 if DEVICE == "cuda" else 300)
     start = [*launcher(ranks)] if ranks else []
     said = Path(tempfile.mkdtemp(dir=session())) if ranks else None
@@ -162,7 +162,7 @@ def succeeds(*arguments, **settings):
 
 
 def processes(pattern):
-    """The ids of the processes whose command line has this pattern (re), as pgrep -f gives them; not this one's."""
+    """The ids of the processes whose command lines match this pattern (re), like pgrep -f, without this process."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try: line = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -172,7 +172,7 @@ def processes(pattern):
 
 
 def until(condition, seconds=120):
-    """Waits until a condition holds."""
+    """Waits until condition() is true. Fails the test if that takes longer than these seconds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "the condition did not come true in time"
@@ -180,7 +180,7 @@ def until(condition, seconds=120):
 
 
 def executable(path, script, shell="/bin/sh"):
-    """Writes a script, as one that stands in for a program. Returns its path."""
+    """Writes an executable script, for example one that stands in for a program. Returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!{shell}\n{script}\n")
     path.chmod(0o755)
@@ -188,7 +188,7 @@ def executable(path, script, shell="/bin/sh"):
 
 
 def once(key, make_it):
-    """make_it(folder) is called once in a session for a key (str), by whoever comes first; returns the folder (Path)."""
+    """Calls make_it(folder) once per session and key (str), in the worker that asks first. Returns the folder (Path)."""
     place = session() / hashlib.sha256(key.encode()).hexdigest()[:24]
     with open(f"{place}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -201,16 +201,16 @@ def once(key, make_it):
 
 
 def virtual_environment(folder, wanted):
-    """Makes one that has the packages of a file of requirements, or keeps the one that has them."""
+    """Makes a virtual environment with the packages of a requirements file, or keeps one that contains them already."""
     once(f"virtual environment {folder}", lambda place: succeeds("sh dev/venv.sh", folder, wanted, env={"PYTHON": sys.executable},
                                                                   timeout=3600))
 
 
 def train(name, *options, ranks=None, precision="fp32", device="cpu", debug=False, strict=False, env={}, again="", binary=None,
           timeout=None):
-    """Trains with train_gpt2_NAME, `ranks` of it if they are given, into a folder of its own (Run.folder). The same command gives
-    the same Run for the rest of the session, so nobody may write in its folder, unless `again` differs. binary: another program's
-    path."""
+    """Trains with train_gpt2_NAME, on this many ranks if given, into a folder of its own (Run.folder). The same command returns the
+    same Run for the rest of the session, so tests must not write into its folder; a different `again` makes a new run. binary: the
+    path of another program."""
     binary = binary or program(f"train_gpt2_{name}", precision, device, debug)
 
     def run(place):
@@ -229,7 +229,8 @@ def trained(*arguments, **settings):
 
 
 def half(run, folder, step=5):
-    """A copy of a run that was stopped when it had saved this step, for --resume."""
+    """Copies a run's metrics and its checkpoint of this step into the folder, so that --resume continues from there. Returns the
+    folder."""
     shutil.copytree(run.checkpoint(step), folder / f"step_{step:08}")
     shutil.copy(run.folder / "metrics.jsonl", folder)
     return folder
@@ -237,7 +238,7 @@ def half(run, folder, step=5):
 
 # ---- files ----
 def flip(path, share=0.5):
-    """Flips the lowest bit of the byte at this share of a file."""
+    """Flips the lowest bit of the byte at this fraction of a file."""
     data = bytearray(Path(path).read_bytes())
     data[int(share * len(data))] ^= 1
     Path(path).write_bytes(data)
@@ -245,8 +246,8 @@ def flip(path, share=0.5):
 
 # ---- comparisons ----
 def paired_metrics(a, b, only=None):
-    """(what, number of a, number of b) for each field that a's steps have; both have the same steps. Lines of the measured
-    compression error are left out where a has none. None stands for a number that is not finite."""
+    """Yields (description, number of a, number of b) for each field in a's steps; both runs must have the same steps. Lines with a
+    measured compression error are left out if a has none. None stands for a number that is not finite."""
     has_bias = any("compression_error" in x for x in a.metrics)
     others = [x for x in b.metrics if has_bias or "compression_error" not in x]
     assert [x["step"] for x in a.metrics] == [x["step"] for x in others] != [], f"other steps than {a}: {b}"
@@ -258,8 +259,8 @@ def paired_metrics(a, b, only=None):
 
 
 def assert_close(a, b, rtol=1e-5, atol=1e-6, only=None, step=None):
-    """b has a's metrics and weights: |a - b| <= atol + rtol |a|. a is the reference. only: a field of the metrics, without
-    weights."""
+    """The metrics and weights of b are close to those of the reference a: |a - b| <= atol + rtol |a|. only: compares just this
+    metric, and no weights."""
     __tracebackhide__ = True
     pairs = [*paired_metrics(a, b, only)]
     assert pairs
@@ -279,7 +280,7 @@ def assert_close_tensors(a, b, rtol=1e-5, atol=1e-6):
 
 
 def assert_same_metrics(a, b, only=None):
-    """Both runs have the same numbers, to the bit."""
+    """Both runs have the same metrics, to the bit."""
     __tracebackhide__ = True
     pairs = [*paired_metrics(a, b, only)]
     assert pairs
@@ -296,13 +297,13 @@ def assert_same(a, b, step=None):
 
 
 def assert_different(a, b, step=None):
-    """Both runs have saved weights, which are not the same."""
+    """Both runs saved weights, and these differ."""
     __tracebackhide__ = True
     assert (a.checkpoint(step) / "model.safetensors").read_bytes() != (b.checkpoint(step) / "model.safetensors").read_bytes()
 
 
 def assert_as_predicted(run):
-    """At its end the run says of all it held and sent that it was as predicted, and what the system counts."""
+    """At its end the run reports that its memory and traffic were as predicted, and how much memory the system counted."""
     __tracebackhide__ = True
     assert "than predicted" not in run.out, run
     assert re.search(r"^  as the system sees it +\d[\d.]* [kMG]B ", run.out, re.M), run
@@ -311,14 +312,14 @@ def assert_as_predicted(run):
 
 
 def assert_says(text, *patterns, no=()):
-    """A text has lines with all patterns, and none with those of no."""
+    """A text contains all patterns, and none of the patterns in `no`."""
     __tracebackhide__ = True
     for pattern in patterns: assert re.search(pattern, text, re.M), f"there is no {pattern!r} in\n{text}"
     for pattern in no: assert not re.search(pattern, text, re.M), f"there is {pattern!r} in\n{text}"
 
 
 def free_port():
-    """A port that is free, and the next one too. Linux gives those from 32768 on to whatever asks for any, so others are chosen."""
+    """A free port; the next port is also free. It is below 32768, because Linux gives higher ones to programs that ask for any."""
     while True:
         port = random.randrange(10000, 32000)
         with socket.socket() as one, socket.socket() as next_one:
@@ -331,8 +332,7 @@ def free_port():
 
 # ---- errors ----
 def assert_refused(run, *patterns):
-    """The run ended with status 1, and each pattern is somewhere in what it wrote to stderr. A crash, a sanitizer's report and a
-    message without "error:" are failures of another kind."""
+    """The run ended with status 1 and wrote "error:" and each pattern to stderr. A crash or a sanitizer's report is no refusal."""
     __tracebackhide__ = True
     assert run.status == 1, run
     assert "runtime error:" not in run.err, run
@@ -341,7 +341,7 @@ def assert_refused(run, *patterns):
 
 
 def assert_each_says(run, ranks, pattern, dead=None):
-    """Each rank but the dead one says this error, and nothing else."""
+    """Each rank except the dead one reports exactly one error, this one."""
     __tracebackhide__ = True
     for rank in {*range(ranks)} - {dead}:
         said = re.findall(rf"^rank {rank}: error: (.*)", run.err, re.M)
@@ -349,7 +349,7 @@ def assert_each_says(run, ranks, pattern, dead=None):
 
 
 def assert_refused_by_all(run, ranks, pattern):
-    """Every rank found the error by itself."""
+    """The run was refused, and every rank reported this error."""
     __tracebackhide__ = True
     assert_refused(run, pattern)
     assert_each_says(run, ranks, pattern)

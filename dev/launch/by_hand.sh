@@ -1,16 +1,16 @@
 #!/bin/sh
-# by_hand.sh - starts a node's ranks without any launcher: processes that find one another by the variables that torchrun would
-# set. For GPUs, where NCCL needs no more; on the CPU ranks communicate by MPI, which needs mpirun or srun.
+# by_hand.sh - starts a node's ranks without a launcher, and sets the variables that torchrun would set, by which ranks find each
+# other. NCCL needs nothing else, so this works on GPUs. On the CPU, ranks communicate by MPI, which needs mpirun or srun.
 #
 #   sh dev/launch/by_hand.sh NODE NODES RANKS-PER-NODE ADDRESS:PORT PROGRAM [OPTION...]
 #
-# Run it once on each of the NODES, with NODE 0, 1, ... there. ADDRESS is where node 0 can be reached; PORT and PORT + 1 must be
-# free there. Where PyTorch is installed, this command does the same on each node:
+# Run it once on each node: NODE is 0 on the first, 1 on the second, and so on. ADDRESS is the address of node 0, on which PORT and
+# PORT + 1 must be free. With PyTorch installed, you can run this command on each node instead, which does the same:
 #
 #   torchrun --no-python --nnodes NODES --node-rank NODE --nproc-per-node RANKS-PER-NODE --master-addr ADDRESS --master-port PORT PROGRAM ...
 #
-# Only rank 0 reports; errors name their rank. The script ends when all ranks of the node have ended, with the status of one that
-# failed, if any did. USR1, which makes a run save and stop, is passed on to them.
+# Only rank 0 reports progress; errors name their rank. The script ends when all ranks of the node have ended. Its status is 0, or
+# that of a rank that failed. It passes USR1, which makes a run save and stop, on to the ranks.
 set -eu
 usage() { sed -n '2,14s/^# \{0,1\}//p' "$0"; exit "$1"; }
 fail() { echo "error: $*" >&2; exit 1; }
@@ -41,7 +41,7 @@ status=0
 for rank in $ranks; do
     code=0
     wait "$rank" || code=$?
-    while [ "$code" -gt 128 ] && kill -0 "$rank" 2>/dev/null; do code=0; wait "$rank" || code=$?; done # the trap ends a wait
+    while [ "$code" -gt 128 ] && kill -0 "$rank" 2>/dev/null; do code=0; wait "$rank" || code=$?; done # a signal ends wait early
     [ "$code" = 0 ] || status=$code
 done
 ranks=''

@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
-"""overlap - reads a timeline (--trace FILE) and says in a terminal how much of the communication was hidden behind compute.
+"""overlap - reads a timeline (--trace FILE) and shows in the terminal how much communication was hidden behind compute.
 
     build/overlap trace.json [--step N] [--columns 100] [--svg FILE] [--callers] [--flame] [--flame-svg FILE]
 
-The table has a line per rank, with mean milliseconds per step as the picture below it draws them, without the first step: compute,
-including time in which the rank had no core; communication; exposed communication, during which nothing was computed, including
-waits for late ranks; and how long before the end of the backward pass communication began (negative: after it). The picture shows
-one step, and --svg draws it for a browser or a page.
+The first table has a line per rank with mean milliseconds per step, without the first step, as the picture below it draws them:
+compute; communication; exposed communication, during which the rank computed nothing; and how long before the end of the backward
+pass communication began (negative: after it). Compute includes time in which the rank had no core, and exposed communication
+includes waits for late ranks. The picture shows one step, and --svg draws it for a browser or a page.
 
-The rest are means over all ranks and over the steps that the run's own diagnosis uses, computed in the same way
-(llmc/run/diagnosis.h; a test compares both): communication by kind, unit, communicator and caller, in total, exposed, and in waits
-for late ranks; the two figures of efficiency, as the run's log and build/advise print them; and the tree of --flame. Each operation
-gets its share of the time that the diagnosis reports for its kind on its communicator in a step: exposed communication in
-proportion to its wait, and hidden communication in proportion to the time that it took beyond that wait. So each table adds up to
-the diagnosis' own figures. The whole tree is computing + communication + waits for other ranks, as if nothing were hidden.
-Communication belongs to the phase in which it was issued. Computing includes time in which a rank had no core.
+All other numbers are means over all ranks and over the steps that the run's own diagnosis uses, computed in the same way
+(llmc/run/diagnosis.h; a test compares both):
+
+- communication by kind, unit, communicator and caller: in total, exposed, and in waits for late ranks
+- the two efficiencies that the run's log and build/advise print
+- the tree of --flame: computing + communication + waits for other ranks, as if nothing were hidden
+
+The diagnosis reports exposed and hidden communication per step for each kind of operation on each communicator. This tool divides
+both among the operations: exposed time in proportion to how long each was waited for, and hidden time in proportion to the rest of
+its duration. Each table therefore adds up to the figures of the diagnosis. Communication belongs to the phase in which it was
+issued. Computing includes time in which a rank had no core.
 """
 import math
 from array import array
@@ -36,18 +40,18 @@ OPTIONS = [
 
 # ---- the table ----
 def rank_totals(rank, first_step):
-    """Totals of all steps that count, in microseconds: compute, communication, its exposed part, and the time from the first
-    operation that begins in a step to the end of the backward pass."""
+    """A rank's totals over the steps from first_step on, in microseconds: compute, communication, its exposed part, and the time
+    from the first operation that begins in a step to the end of the backward pass."""
     compute = sum(s.end - s.begin for s in rank.compute if s.step >= first_step and s.letter != ".")
     communication, exposed, done, ahead, backward_end = 0, 0, -math.inf, 0, 0
     for s in rank.communication:
-        begin = max(s.begin, done)  # messages may overlap: time up to here has been counted
+        begin = max(s.begin, done)  # messages may overlap: time up to `done` is already counted
         if s.step < first_step or s.end <= begin: continue
         communication += s.end - begin
         exposed += s.end - begin - rank.computed_within(begin, s.end)
         done = s.end
     for step, slices in rank.by_step():
-        # the last one is the embedding's, before the wait
+        # the last of these slices is the embedding's, before the wait
         backward_end = next((s.end for s in reversed(slices) if s.letter in "beh"), backward_end)
         first = next((o for o in rank.communication if o.begin >= slices[0].begin), None)
         if step >= first_step and first and first.step == step: ahead += backward_end - first.begin
@@ -65,8 +69,9 @@ def print_totals(ranks, first_step):
 
 # ---- a step ----
 def choose_step(ranks, step):
-    """The step to draw, with its begin and end: the one asked for, or the shortest, which other programs disturbed least. It lasts
-    from the first rank's compute to the last's; messages sent in that time may end in the next step."""
+    """The step to draw, with its begin and end in microseconds: the one asked for, or the shortest, which other programs disturbed
+    least. It lasts from the first slice of compute on any rank to the last one. Messages sent in that time may end in the next
+    step. Dies if the trace does not contain the step."""
     spans = defaultdict(list)
     for rank in ranks:
         for number, slices in rank.by_step(): spans[number] += slices[0].begin, slices[-1].end
@@ -100,8 +105,8 @@ COLOURS = {"e": ("#8ecae6", "embedding"), "f": ("#3a86b7", "forward"), "h": ("#1
 
 
 def write_svg(path, ranks, begin, end, span_ms):
-    """span_ms: the time that the picture's width stands for, so that several pictures can be compared; 0: the step's duration."""
-    used = {s.letter for rank in ranks for s in rank.compute} | COLOURS.keys() - {"n"}  # which only Muon needs
+    """span_ms: the time that the width of the picture stands for, so that pictures can be compared; 0: the duration of the step."""
+    used = {s.letter for rank in ranks for s in rank.compute} | COLOURS.keys() - {"n"}  # only Muon needs "n"
     legend = [named for letter, named in COLOURS.items() if letter in used]
     picture = TimePicture(legend, len(ranks), 2, 18, 10, span_ms or 1e-3 * (end - begin))
 
@@ -110,7 +115,7 @@ def write_svg(path, ranks, begin, end, span_ms):
 
     for i, rank in enumerate(ranks):
         for s in rank.compute: draw(i, 0, s.begin, s.end, s.letter)
-        for s in rank.communication:  # all of it is drawn as exposed; then compute that runs at the same time hides it
+        for s in rank.communication:  # all of it as exposed, then the parts that overlap with compute as hidden
             draw(i, 1, s.begin, s.end, "#")
             for c in rank.compute:
                 if c.letter != ".": draw(i, 1, max(s.begin, c.begin), min(s.end, c.end), "+")
@@ -118,18 +123,18 @@ def write_svg(path, ranks, begin, end, span_ms):
     print(f"\npicture: {path}")
 
 
-# ---- communication by kind, unit, communicator and caller, and a step's time as a tree ----
-MOST_STEPS = 128                                    # that a rank notes (llmc/run/diagnosis.h)
+# ---- communication by kind, unit, communicator and caller, and the time of a step as a tree ----
+MOST_STEPS = 128                                    # steps that a rank records (llmc/run/diagnosis.h)
 WAYS = "kind", "unit", "communicator", "caller"
 BAR = 40                                            # columns of the tree as text
-LEFT, WIDTH, TOP, ROW, LETTER = 10, 880, 62, 22, 7  # pixels of its picture
+LEFT, WIDTH, TOP, ROW, LETTER = 10, 880, 62, 22, 7  # pixels of the tree as a picture
 PARTS = (("#8ecae6", "computing"), ("#c1121f", "exposed communication"), ("#dddddd", "waiting for other ranks"),
            ("#7fb069", "hidden communication"))
 
 
 class Frame:
-    """A frame of the tree or a row of a table. Its parts are ms of a step: computing, exposed communication, waits for late ranks
-    and for messages, and communication that overlaps with computing."""
+    """A frame of the tree or a row of a table. Its parts are milliseconds per step: computing, exposed communication, waits for
+    late ranks and for messages, and communication that overlaps with computing."""
 
     def __init__(self, name, order=0):
         self.name, self.order, self.parts, self.children = name, order, [0.0] * 4, {}
@@ -139,7 +144,7 @@ class Frame:
     depth = property(lambda self: max((1 + f.depth for f in self.children.values()), default=0))
 
     def add(self, parts, *way):
-        """Adds the parts to this frame and along the way, of (name, order), to a leaf."""
+        """Adds the parts to this frame and to every frame on the way from here to a leaf. way: the (name, order) of each."""
         self.parts = [a + b for a, b in zip(self.parts, parts)]
         if way: self.children.setdefault(way[0], Frame(*way[0])).add(parts, *way[1:])
 
@@ -147,7 +152,7 @@ class Frame:
 
 
 def seconds_of(operations):
-    """Seconds of waiting for them, and of their duration. Like the program, adds up in 32 bits."""
+    """The seconds for which these operations were waited for, and their durations, each added up in fp32 as the program does."""
     sums = array("f", [0, 0])
     for o in operations:
         for i, x in enumerate(array("f", [1e-6 * o.waited, 1e-6 * (o.end - o.begin)])): sums[i] += x
@@ -166,7 +171,7 @@ def unit_name(first, last):
 
 
 def name_by(way, o):
-    """An operation's name in a table, and its place there."""
+    """The row of a table to which an operation belongs: its name, and a number by which rows are sorted."""
     if way == "kind": return o.kind, 0
     if way == "communicator": return o.comm.split(".")[0], 0  # all groups of a split
     if way == "caller": return f"{o.phase} > {o.caller or 'not known'}", PHASES.index(o.phase)
@@ -188,7 +193,8 @@ class Split:
         trace.require(self.mean["step"] > 0, "has no time in the steps that count")
 
     def make_steps(self):
-        """Steps last from their first slice of compute to their last. The first one counts only if there is no other."""
+        """For a trace without notes: a step lasts from its first slice of compute to its last. The first step counts only if there
+        is no other."""
         first = min(r.compute[0].step for r in self.ranks if r.compute)
         for r in self.ranks:
             for number, slices in r.by_step():
@@ -197,7 +203,7 @@ class Split:
                     r.steps[number] = array("f", [1e-6 * (slices[-1].end - slices[0].begin), 0, -1])
 
     def share_units(self):
-        """Gives each collective the units that any rank knows. Ranks of ddp that load no weights know none."""
+        """Gives each collective all units that any rank noted for it. Ranks of ddp that load no weights note none."""
         known = {}
         of_several = [o for r in self.ranks for o in r.operations if o.ranks > 1]
         for o in of_several:
@@ -208,8 +214,9 @@ class Split:
 
     # ---- the diagnosis ----
     def split_steps(self):
-        """Groups a rank's operations in a step by kind and communicator. For a collective, and in a ring, the rank that waited
-        least counts. A receive is the same message as another rank's send, and in a pipeline it is a wait for another stage."""
+        """Groups the operations of each rank in a step by kind and communicator. For collectives, and for receives in a ring, the
+        rank that waited least counts. The duration of a receive does not count, because a send on another rank is the same message.
+        In a pipeline its wait does not count either, because it is a wait for another stage."""
         found, waits = defaultdict(lambda: defaultdict(lambda: defaultdict(list))), Counter()
         for r, rank in enumerate(self.ranks):
             for o in rank.operations:
@@ -234,12 +241,14 @@ class Split:
         for name, x in seconds.items(): self.mean[name] += x * self.per_step
 
     def efficiency(self, what):
-        """Efficiency in the course's sense, with all communication, or only with the exposed part. Neither counts other time."""
+        """compute / (compute + what), where what is "communication", or "exposed" for its exposed part. Other time does not count.
+        NaN if there is neither."""
         whole = self.mean["compute"] + self.mean[what]
         return self.mean["compute"] / whole if whole else math.nan
 
     def split_channel(self, rank, found, waited, exposed, busy):
-        """Gives a rank's operations their parts, phases, and missing units."""
+        """Gives a rank's operations of one kind, on one communicator and in one step, their parts, phases, and missing units.
+        waited, exposed, busy: seconds of all of them."""
         of_each = [part_of(exposed, 1e-6 * o.waited, waited) for o in found]
         beyond = [max(0, 1e-6 * (o.end - o.begin) - x) for o, x in zip(found, of_each)]
         hidden, all, ms = max(busy - exposed, 0), sum(beyond), 1e3 * self.per_step
@@ -252,7 +261,7 @@ class Split:
 
     # ---- tables ----
     def table(self, way):
-        """A frame with a table's rows."""
+        """A frame whose children are the rows of a table."""
         root = Frame("all")
         for o, parts in self.operations: root.add(parts, name_by(way, o))
         return root
@@ -322,7 +331,7 @@ def frame_rows(f, whole, depth):
 
 
 def draw_frame(picture, f, way, x, per_ms, whole, row):
-    """way: "step > forward", which begins the frame's tooltip."""
+    """way: the first words of the tooltip, "step > forward"."""
     y, at, room = TOP + row * ROW, x, int((f.ms * per_ms - 6) / LETTER)
     words = ", ".join(f"{word} {ms:.3f}" for word, ms in zip(("computing", "exposed", "waiting", "hidden"), f.parts))
     picture.parts.append("<g>")
@@ -331,8 +340,8 @@ def draw_frame(picture, f, way, x, per_ms, whole, row):
         if ms * per_ms >= 0.01: picture.rect(at, y, ms * per_ms, ROW - 1, colour)
         at += ms * per_ms
     picture.rect(x, y, f.ms * per_ms, ROW - 1, "none", stroke="white")
-    name = f.name.removeprefix("block ") if len(f.name) > room else f.name  # its number says more than its first letters
-    if room >= 5 or len(name) <= room:  # cut to fit
+    name = f.name.removeprefix("block ") if len(f.name) > room else f.name  # the number of a block says more than its first letters
+    if room >= 5 or len(name) <= room:  # the name is cut to fit
         picture.text(x + 4, y + 15, name[:max(room, 0)], stroke="white", stroke_width=2, paint_order="stroke")
     picture.parts.append("</g>")
     for child in f.sorted():
@@ -348,7 +357,7 @@ def main():
     if not compute: die(f"{trace.path} has no compute slices of rank 0")
     split = Split(trace)
     first, last = compute[0].step, compute[-1].step
-    print_totals(ranks, first + 1 if first < last else first)  # the first step also touches memory for the first time
+    print_totals(ranks, first + 1 if first < last else first)  # the first step also touches memory for the first time, and is slow
     step, begin, end = choose_step(ranks, o.step)
     print_step(ranks, step, begin, end, o.columns)
     if o.svg: write_svg(o.svg, ranks, begin, end, o.svg_ms)

@@ -1,7 +1,7 @@
 /*
-param_ranges.h - sets, loads and saves the state that a list of ranges names (model/param_range.h), whatever program and
-cut it comes from. A rank makes, reads and writes only its own elements, so nothing is gathered, and a checkpoint knows
-nothing of the ranks that wrote it (ranks_checkpoint.h: how they save together).
+param_ranges.h - initialises, loads and saves the state in a list of ranges (model/param_range.h), for every program and
+every way to cut the model. A rank initialises, reads and writes only its own elements, so nothing is gathered, and a
+checkpoint does not depend on the ranks that wrote it (ranks_checkpoint.h: how they save together).
 */
 #ifndef LLMC_PARAM_RANGES_H
 #define LLMC_PARAM_RANGES_H
@@ -14,14 +14,14 @@ nothing of the ranks that wrote it (ranks_checkpoint.h: how they save together).
 
 // ---- a range's elements in its unit ----
 
-// Calls visit for each run of elements that follow one another in the unit: n from `at` on, which are [k, k+n) of
-// [begin, end) of the range's part. is_replicated: another rank also stores them (part 0, if a tensor is not cut), and
-// counts them.
+// Splits elements [begin, end) of the range's part into runs that are contiguous in the unit, and calls visit for each:
+// n elements, which start at `at` in the unit and at begin + k in the part. is_replicated: another rank also stores
+// these elements (part 0, if a tensor is not cut), and counts them.
 typedef void RunVisit(void* self, size_t at, size_t k, size_t n, bool is_replicated);
 static inline void param_range_runs(GPT2Config c, const ParamRange* p, size_t begin, size_t end, RunVisit* visit,
                                     void* self) {
     if (p->parts == 1) { visit(self, begin, 0, end - begin, p->is_replicated); return; }
-    size_t first = 0; // of the tensor's elements, in the part
+    size_t first = 0; // the run's first element, in the part
     for (int i = 0; i < unit_tensors(p->unit); i++) {
         TensorRuns t = tensor_part(c, p->unit, i, p->part, p->parts);
         bool is_replicated = p->is_replicated || (p->part > 0 && unit_tensor(c, p->unit, i).cut == CUT_NONE);
@@ -32,12 +32,12 @@ static inline void param_range_runs(GPT2Config c, const ParamRange* p, size_t be
     }
 }
 
-// A run's place is in a checkpoint that is read, in the initial weights, or in a checkpoint that is written.
+// Where runs come from or go to: initial weights, a checkpoint to read, or a checkpoint to write.
 typedef struct {
     GPT2Config config;
-    uint64_t seed;           // of the initial weights,
-    CheckpointReader* from;  // or where they are read; NULL: they are random
-    CheckpointWriter* to;
+    uint64_t seed;           // of random initial weights, if from is NULL
+    CheckpointReader* from;  // NULL unless runs are read
+    CheckpointWriter* to;    // NULL unless runs are written
     CheckpointPart what;
     int unit;
     const char* host;        // the elements of [begin, end), a view
@@ -48,7 +48,7 @@ static inline void run_set(void* self, size_t at, size_t k, size_t n, bool is_re
     if (r->from == NULL) { unit_init_weights(r->config, r->seed, r->unit, at, at + n, host); return; }
     CheckpointSums before = r->from->sums;
     checkpoint_read_unit(r->from, r->what, r->unit, at, at + n, host);
-    if (is_replicated) r->from->sums = before; // each element counts once, elsewhere
+    if (is_replicated) r->from->sums = before; // checksums count each element once, on another rank
 }
 static inline void run_write(void* self, size_t at, size_t k, size_t n, bool is_replicated) {
     RangeRuns* r = (RangeRuns*)self;
@@ -57,19 +57,19 @@ static inline void run_write(void* self, size_t at, size_t k, size_t n, bool is_
     checkpoint_write_unit(r->to, r->what, r->unit, at, at + n, r->host + k * size);
 }
 
-// ---- copies between the host and where a range lies; they return when the host's side may be used again ----
+// ---- copies between the host and a range's memory; they return when the host's memory may be used again ----
 static inline void param_range_put(const ParamRange* p, void* there, const void* host, size_t bytes) {
     if (p->on_host) { memcpy(there, host, bytes); return; }
     host_to_device(there, host, bytes);
     device_synchronize();
 }
-// Returns the values on the host: in `host` (bytes), or where they are.
+// Returns the values on the host, a view: copied into `host` (bytes), or at `there` if they are on the host already.
 static inline const void* param_range_get(bool on_host, void* host, const void* there, size_t bytes) {
     if (!on_host) device_to_host(host, there, bytes);
     return on_host ? there : host;
 }
 
-// Returns a range's values (n) of a part in fp32: for the model those of its masters. NULL: it has none.
+// Returns a range's fp32 values (n) of this part, a view: for the model, its master weights. NULL: there are none.
 static inline float* param_range_fp32(const ParamRange* p, CheckpointPart what) {
     float* const values[CHECKPOINT_PARTS] = { p->master, p->master, p->m, p->v, p->momentum };
     return values[what];
@@ -77,8 +77,9 @@ static inline float* param_range_fp32(const ParamRange* p, CheckpointPart what) 
 
 // ---- setting and loading ----
 
-// Sets the weights: random by seed, or a part of a checkpoint: its model, or its masters. The same with CHECKPOINT_M
-// and CHECKPOINT_V for AdamW's moments, and with CHECKPOINT_MOMENTUM for Muon's. Padding is not touched: it is 0.
+// Sets the weights to random values by seed (from NULL), or to a checkpoint's model or master weights. CHECKPOINT_M and
+// CHECKPOINT_V set AdamW's moments, CHECKPOINT_MOMENTUM Muon's. Padding is not touched: it is 0. Dies if the checkpoint
+// cannot be read.
 static inline void param_ranges_set_weights(const ParamRange* ranges, int num_ranges, GPT2Config c, uint64_t seed,
                                       CheckpointReader* from, CheckpointPart what) {
     float* host = new_array(float, STAGED);
@@ -101,7 +102,7 @@ static inline void param_ranges_set_weights(const ParamRange* ranges, int num_ra
     free(rounded);
 }
 
-// Loads all that a resumed run needs: weights from their masters, and the optimizer's state.
+// Loads the state of a resumed run: weights, from their masters, and optimizer state. Dies if it cannot be read.
 static inline void param_ranges_load(const ParamRange* ranges, int num_ranges, CheckpointReader* from) {
     for (int what = CHECKPOINT_MASTER; what < CHECKPOINT_PARTS; what++)
         param_ranges_set_weights(ranges, num_ranges, from->state.config, 0, from, (CheckpointPart)what);

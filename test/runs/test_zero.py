@@ -1,5 +1,5 @@
-"""ZeRO: every stage's losses, norms, weights and optimizer state are DDP's to the bit in rank order, and agree with PyTorch's. Each
-rank holds and sends as many bytes as the formulas say, which are written here a second time, in plain numbers."""
+"""ZeRO-1, 2 and 3: with sums in rank order, losses, norms, weights and optimizer state equal DDP's to the bit, and they agree with
+PyTorch's. Each rank holds and sends the bytes of the formulas, which are written here a second time, in plain numbers."""
 import pytest
 from shards import assert_near_losses, assert_same_samples, sampled, shard, sizes, skipped_steps
 from suite import (PYTORCH, TINY, TOKENS, Stored, assert_as_predicted, assert_close, assert_refused, assert_same, rest, train,
@@ -8,7 +8,7 @@ from suite import (PYTORCH, TINY, TOKENS, Stored, assert_as_predicted, assert_cl
 LONG = 6
 by_stage = pytest.mark.parametrize("stage", [1, 2, 3], ids="stage_{}".format)
 by_micro = pytest.mark.parametrize("micro", [1, 2], ids="{}_micro".format)
-# 8 ranks have the batches of one.
+# 8 ranks train on the batches of one rank, so they share the stored run of PyTorch on one rank.
 by_ranks = pytest.mark.parametrize("ranks", [sampled(1), sampled(3), 4, sampled(8)], ids="{}_ranks".format)
 
 
@@ -45,13 +45,13 @@ def test_every_stage_summed_by_the_library_has_the_losses_norms_and_weights_of_p
     assert_close(pytorchs(ranks, "_accumulate_2"), zero(stage, ranks, micro=2, order=""))
 
 
-# ---- what a rank holds and sends ----
-# The model of the reference run: 32 channels, 2 blocks, a vocabulary of 384 with its padding, 32 positions. fp32.
+# ---- the bytes that a rank holds and sends ----
+# The model of the reference run, in fp32: 32 channels, 2 blocks, a padded vocabulary of 384, 32 positions.
 ROOT, ATTENTION, MLP = (384 + 32 + 2) * 32, 4 * 32 * 32 + 6 * 32, 8 * 32 * 32 + 7 * 32
 
 
 def kept(ranks):
-    """The elements of a rank's shards of all units."""
+    """The number of elements in a rank's shards of all units."""
     return shard(ROOT, ranks) + 2 * (shard(ATTENTION, ranks) + shard(MLP, ranks))
 
 
@@ -59,9 +59,9 @@ def kept(ranks):
 @by_stage
 @by_micro
 def test_each_rank_holds_and_sends_what_the_formula_says(ranks, stage, micro):
-    """It sends some times P (N-1)/N elements, its shards of all units to every other rank; and three sums of a double."""
+    """A rank sends P (N-1)/N elements (its shards of all units to each other rank) several times, and all-reduces five doubles."""
     run, others = zero(stage, ranks, micro), ddp(ranks, micro).about["predicted_bytes"]
-    # a bucket for each; in stage 3 they are gathered, too
+    # a bucket for each kind of unit: of gradients from ZeRO-2 on, and of gathered parameters in ZeRO-3
     once = ranks * (shard(ROOT, ranks) + shard(ATTENTION, ranks) + shard(MLP, ranks))
     expected = others | {"parameters": 4 * kept(ranks) * (ranks if stage < 3 else 1),
                          "gradients": 4 * kept(ranks) * (ranks if stage < 2 else 1), "optimizer state": 8 * kept(ranks),
@@ -75,7 +75,8 @@ def test_each_rank_holds_and_sends_what_the_formula_says(ranks, stage, micro):
 
 @pytest.mark.parametrize("stage, options", [("zero", "--zero-stage 3"), ("fsdp", "")], ids=["zero", "fsdp"])
 def test_a_model_that_is_too_large_for_ddp_trains_with_the_same_limit(stage, options):
-    """16 bytes for each of 2 million parameters are more than 25 MB; 4 bytes each and the gathered ones are less."""
+    """DDP needs 16 bytes for each of 2 million parameters, more than 25 MB. Sharded over 4 ranks they take 4 bytes each, which fits
+    even with the buffers for gathered parameters."""
     big = (SMALL, "--model d10 --channels 128 --batch-size 1 --seq-len 8 --total-batch-size 0 --steps 1 --memory-limit 0.025",
            "--recompute none")
     assert_refused(train("ddp", *big, ranks=4), "out of memory: .* are over --memory-limit 0.025 GB",
@@ -109,8 +110,8 @@ def test_ranks_that_compare_their_parameters_find_them_equal(stage, blocks):
     if blocks == 1: assert_same(trained("ddp", SMALL, "--model d1", ranks=3), run)
 
 
-# ---- 16 bits, where each rank also has its shard of the fp32 master weights ----
-# fp16 begins with a scale too large for its gradients, so that steps are skipped. 24 sequences a step divide over all these ranks.
+# ---- 16 bits: each rank also stores its shard of the fp32 master weights ----
+# fp16 begins with a loss scale that is too large, so that steps are skipped. 24 sequences per step divide over all these ranks.
 HALF = (SMALL, "--model d3 --total-batch-size 384 --warmup-steps 5 --steps 20")
 SCALES = {"bf16": "", "fp16": "--loss-scale 8388608 --max-bad-steps 20"}
 in_16_bits = pytest.mark.parametrize("precision, ranks", [("bf16", 3), rest("bf16", 2), rest("bf16", 8), rest("fp16", 1),
@@ -125,7 +126,7 @@ def half(stage, precision, ranks, micro=1, options=""):
 @in_16_bits
 @by_stage
 def test_16_bits_have_ddps_bits_also_of_master_weights_and_skip_its_steps(precision, ranks, stage):
-    """A rank holds 2 bytes a parameter, 2 for its gradient, and 12 of state."""
+    """A parameter takes 2 bytes, its gradient 2, and its optimizer state 12."""
     ddp, zero = half("ddp", precision, ranks), half("zero", precision, ranks, options=f"--zero-stage {stage}")
     assert_same(ddp, zero)
     if precision == "fp16": assert skipped_steps(ddp) == skipped_steps(zero)
@@ -138,7 +139,7 @@ def test_16_bits_have_ddps_bits_also_of_master_weights_and_skip_its_steps(precis
 
 @pytest.mark.rest
 @by_stage
-@pytest.mark.parametrize("precision, bound", [("bf16", 1e-4), ("fp16", 1e-5)]) # a fortieth of the format's roundoff
+@pytest.mark.parametrize("precision, bound", [("bf16", 1e-4), ("fp16", 1e-5)]) # about a fortieth of the format's roundoff
 def test_micro_batches_in_16_bits_round_in_other_places_from_stage_2_on(precision, bound, stage):
     ddp, zero = half("ddp", precision, 3, micro=2), half("zero", precision, 3, micro=2, options=f"--zero-stage {stage}")
     if stage == 1: assert_same(ddp, zero)

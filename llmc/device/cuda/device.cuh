@@ -11,11 +11,11 @@
 
 static cudaDeviceProp cuda_device; // of the GPU that device_init picked
 static int cuda_device_number;
-static int cuda_host_threads; // of a loop on the host: AdamW's (--cpu-offload), and sums of ranks that share a GPU
+static int cuda_host_threads; // for loops on the host: AdamW (--cpu-offload), and sums over ranks that share a GPU
 
 // ---- memory ----
-// Another source of memory, which also takes it back: comm/nccl_windows.cuh, for data that ranks exchange. alloc NULL:
-// there is none.
+// Another allocator, which device_alloc and device_free try first: comm/nccl_windows.cuh, for data that ranks exchange.
+// alloc NULL: there is none.
 static struct {
     void* (*alloc)(void* self, size_t bytes, MemoryKind kind);
     bool (*free)(void* self, void* p);
@@ -47,7 +47,7 @@ void device_free(void* p) {
     cuda_check(cudaFree(p), "device_free");
 }
 
-// A twentieth is left to libraries, which take some for their kernels and buffers when they are first used.
+// Leaves a twentieth to libraries, which allocate memory for their kernels and buffers when they are first used.
 size_t device_memory_free(void) {
     size_t free_bytes = 0, total = 0;
     cuda_check(cudaMemGetInfo(&free_bytes, &total), "asking how much memory is free");
@@ -87,7 +87,7 @@ void offload_free(void* p) {
 // ---- snapshots: copies to the host on a stream of their own ----
 static struct {
     cudaStream_t stream;      // owned
-    cudaEvent_t issued, done; // what the copies wait for, and the end of the last copy
+    cudaEvent_t issued, done; // copies wait for `issued`; `done` is the end of the last copy
 } cuda_snapshot;
 
 void* snapshot_alloc(size_t bytes) {
@@ -115,7 +115,7 @@ void snapshot_copy(void* host, const void* device, size_t bytes) {
     cuda_check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, cuda_snapshot.stream), "a snapshot");
     cuda_check(cudaEventRecord(cuda_snapshot.done, cuda_snapshot.stream), "a snapshot");
 }
-// An error is the main thread's, which will find it.
+// An error counts as not done; the main thread will find and report it.
 bool snapshot_is_done(void) { return cudaEventQuery(cuda_snapshot.done) == cudaSuccess; }
 void snapshot_hold(void) {
     if (cuda_snapshot.stream == NULL) return;
@@ -123,7 +123,7 @@ void snapshot_hold(void) {
 }
 
 // ---- the GPU ----
-// Dies unless there is a driver that this program's CUDA can use, and a GPU. Returns the number of GPUs.
+// Returns the number of GPUs. Dies if there is none, or if no loaded driver supports the CUDA version of this program.
 static int cuda_count_devices(void) {
     int driver = 0, toolkit = 0, count = 0;
     cudaDriverGetVersion(&driver); // 0: none
@@ -143,7 +143,7 @@ static int cuda_count_devices(void) {
     return count;
 }
 
-// Ranks of a machine take its GPUs in turn.
+// Assigns the GPUs of a machine to its ranks in turn. Dies if this rank's GPU does not work, or is too old.
 void device_init(int local_rank, int ranks_per_machine) {
     cuda_host_threads = host_share_threads(ranks_per_machine);
     sigset_t signals = thread_block_signals(); // the driver starts threads of its own
@@ -162,7 +162,7 @@ void device_init(int local_rank, int ranks_per_machine) {
             "fp32",
             what, cuda_device.major, cuda_device.minor);
     cuda_check(cudaSetDevice(device), what);
-    // The first call that needs it to work
+    // The first call that fails if the GPU does not work
     cuda_check(cudaStreamCreateWithFlags(&compute_stream, cudaStreamNonBlocking), what);
     pthread_sigmask(SIG_SETMASK, &signals, NULL);
 }
@@ -181,8 +181,8 @@ DeviceId device_id(void) {
 }
 const char* device_name(void) { return cuda_device.name; }
 
-// Dense TFLOP/s of matrix products with fp32 sums, from NVIDIA's data sheets: of 16-bit numbers by tensor cores, of
-// fp32 by the ordinary ones. The first entry that the GPU's name has as a word, or at the end of one, counts.
+// Dense TFLOP/s of matrix products with fp32 sums, from NVIDIA's data sheets: 16-bit numbers on tensor cores, fp32 on
+// ordinary cores. The first entry counts that occurs in the GPU's name without a letter or digit after it.
 typedef struct { const char* name; double tflops_16, tflops_32; } GpuPeak;
 static const GpuPeak gpu_peaks[] = {
     { "GB200", 2500, 80 }, { "B200", 2250, 75 }, { "B300", 2250, 75 },
@@ -208,13 +208,13 @@ static struct {
     cudaEvent_t* events; // (pool.made) owned
     MarkPool pool;
     cudaEvent_t anchor;  // passed at `zero`: ties the GPU's clock to the host's
-    double zero;         // of now_seconds()
-    cudaEvent_t next;    // will be the anchor
+    double zero;         // in now_seconds()
+    cudaEvent_t next;    // the next anchor, if next_recorded
     bool next_recorded;
 } cuda_marks;
-// CUDA reports the milliseconds between two events as a float, which has 24 bits: after an hour they would not tell
-// which of two kernels came first. So the anchor moves: times are counted from an event that is seldom older than this,
-// or a step if that is longer.
+// CUDA reports the milliseconds between two events as a float, whose 24 bits would not tell after an hour which of two
+// kernels came first. So the anchor moves: times are counted from an event that is seldom older than this number of
+// seconds, or than a step if that is longer.
 #define CUDA_ANCHOR_SECONDS 1
 
 static void cuda_mark_make(int mark) {
@@ -223,7 +223,7 @@ static void cuda_mark_make(int mark) {
     if (mark > 0) return;
     cuda_check(cudaEventCreate(&cuda_marks.anchor), "a mark");
     cuda_check(cudaEventCreate(&cuda_marks.next), "a mark");
-    cuda_check(cudaStreamSynchronize(compute_stream), "a mark"); // so that the event is passed at once
+    cuda_check(cudaStreamSynchronize(compute_stream), "a mark"); // so that the GPU passes the event immediately
     cuda_check(cudaEventRecord(cuda_marks.anchor, compute_stream), "a mark");
     cuda_check(cudaEventSynchronize(cuda_marks.anchor), "a mark");
     cuda_marks.zero = now_seconds();
@@ -235,7 +235,7 @@ static int cuda_mark(cudaStream_t stream) {
     cuda_check(cudaEventRecord(cuda_marks.events[mark], stream), "a mark");
     return mark;
 }
-// NVTX ranges, which Nsight Systems shows beside the kernels; without a profiler they cost next to nothing.
+// NVTX ranges, which Nsight Systems shows alongside the kernels; without a profiler they cost next to nothing.
 void device_range(const char* name) {
 #ifdef CUDA_EMULATOR
     (void)name;
@@ -253,9 +253,9 @@ static double cuda_seconds(cudaEvent_t from, cudaEvent_t to) {
     return 1e-3 * ms;
 }
 bool device_event_passed(int mark) { return cuda_is_done(cudaEventQuery(cuda_marks.events[mark]), "a mark"); }
-// Moves the anchor on, in two calls: the first records an event `since` seconds after the anchor, a later one, when the
-// GPU has passed that event, makes it the anchor. zero is a double, so each move adds only the rounding of one short
-// time.
+// Moves the anchor, in two calls: the first, `since` seconds after the anchor, records an event; a later one, when the
+// GPU has passed that event, makes it the anchor. zero is a double, so each move adds only the rounding error of one
+// short time.
 static void cuda_anchor_move(double since) {
     if (since < CUDA_ANCHOR_SECONDS) return;
     if (!cuda_marks.next_recorded) cuda_check(cudaEventRecord(cuda_marks.next, compute_stream), "a mark");
@@ -277,12 +277,12 @@ double device_event_seconds(int from, int to) { return cuda_seconds(cuda_marks.e
 void device_event_free(int mark) { mark_pool_give(&cuda_marks.pool, mark); }
 
 // ---- work on the stream ----
-// What the host does while it waits for the GPU: comm/comm_nccl.cuh checks its operations then. NULL: nothing.
+// The host calls `look` while it waits for the GPU: comm/comm_nccl.cuh checks its operations in it. NULL: none.
 static struct { void (*look)(void* self); void* self; } cuda_waiting;
 static void cuda_wait(const char* what) {
     if (cuda_waiting.look == NULL) { cuda_check(cudaStreamSynchronize(compute_stream), what); return; }
     while (!cuda_is_done(cudaStreamQuery(compute_stream), what)) cuda_waiting.look(cuda_waiting.self);
-    cuda_waiting.look(cuda_waiting.self); // it sees the end of the operations that it has looked at
+    cuda_waiting.look(cuda_waiting.self); // so that it sees the end of the last operations
 }
 void device_synchronize(void) { cuda_wait("waiting for the GPU"); }
 void device_zero(void* p, size_t bytes) { cuda_check(cudaMemsetAsync(p, 0, bytes, compute_stream), "device_zero"); }
@@ -297,7 +297,7 @@ void host_to_device(void* dst, const void* src, size_t bytes) {
     cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, compute_stream), "host_to_device");
 }
 void device_to_host(void* dst, const void* src, size_t bytes) {
-    if (cuda_waiting.look) cuda_wait("device_to_host"); // a copy to memory that is not pinned would wait without `look`
+    if (cuda_waiting.look) cuda_wait("device_to_host"); // a copy to unpinned memory would block without `look`
     cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, compute_stream), "device_to_host");
     cuda_check(cudaStreamSynchronize(compute_stream), "device_to_host"); // dst is read when this returns
 }
