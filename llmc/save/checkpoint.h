@@ -13,7 +13,8 @@ an import makes it: a run can start from it (--init-from), but not resume. In a 
 writes its own model and optimizer file, and two indices say what is where (checkpoint_files.h). Readers see no
 difference.
 
-Saving     checkpoint_begin - checkpoint_write_unit - checkpoint_commit - checkpoint_prune; ranks_checkpoint.h is for several ranks.
+Saving     checkpoint_begin - checkpoint_write_unit - checkpoint_commit - checkpoint_prune; ranks_checkpoint.h is for
+           several ranks.
            Everything happens under a temporary name next to the final one and is synced before it is renamed, so a
            crash at any instant leaves the last good checkpoint.
 Failures   end the process with the file's name and the remedy; the temporary folder is removed.

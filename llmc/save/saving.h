@@ -166,8 +166,8 @@ static inline void* saving_remove(void* self) {
     free(s->out);
     return NULL;
 }
-// After the commit. A rank that removes older checkpoints does so on a thread if there is a snapshot: a GB takes the disk
-// 0.2 s.
+// After the commit. With a snapshot, the rank that removes older checkpoints does so on a thread, because a GB takes
+// the disk 0.2 s.
 static inline void saving_finish(Saving* s, bool removes) {
     free(s->options);
     free(s->ranges);
