@@ -123,10 +123,10 @@ def format_bytes(n):
 
 
 def rounded(x):
-    """Real numbers with nine digits; None where they are not finite."""
+    """Real numbers with fifteen digits, which keep fractions of a byte; None where they are not finite."""
     if isinstance(x, dict): return {key: rounded(value) for key, value in x.items()}
     if isinstance(x, (list, tuple)): return [rounded(value) for value in x]
-    return x if not isinstance(x, float) else float(f"{x:.9g}") if math.isfinite(x) else None
+    return x if not isinstance(x, float) else float(f"{x:.15g}") if math.isfinite(x) else None
 
 
 def dump_json(x): return json.dumps(rounded(x), indent=1, ensure_ascii=False)

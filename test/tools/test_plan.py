@@ -389,7 +389,7 @@ def test_bytes_of_muon_are_those_of_its_fullest_and_busiest_ranks(L, N, owners, 
             "communication": zero["bytes"]["communication"] + Y * scratch,
             "total": zero["bytes"]["total"] + Y * scratch - 4 * (own - max(updated))}
         for key, n in ("sent_per_step", max(sent)), ("sent_mean", sum(sent) / N):
-            assert way[key] == pytest.approx(zero["sent_per_step"] + Y * n, abs=0.5) # thirds
+            assert way[key] == pytest.approx(zero["sent_per_step"] + Y * n, abs=0.11)
     said = succeeds(f"build/predict/train_gpt2_muon.{precision} --predict {N} --owners {owners}", model)
     more = json.loads(said.out)["more"]
     assert (more["flops"], more["message"]) == (max(flops), Y * max(there + here))
