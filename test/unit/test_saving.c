@@ -189,6 +189,19 @@ TEST(an_older_checkpoint_is_removed_while_training_goes_on) {
     assert_saved(2, 1, 2, 3);
 }
 
+TEST(in_strict_mode_a_snapshot_is_NaN_wherever_nothing_is_copied) {
+    float last;
+    snapshot_free(saving.memory);
+    saving.bytes += sizeof last;
+    saving.memory = (char*)snapshot_alloc(saving.bytes);
+    saving.strict = true;
+    begin(1);
+    memcpy(&last, saving.memory + saving.bytes - sizeof last, sizeof last);
+    assert_true(isnan(last));
+    saving_end(&saving);
+    assert_saved(1, 1, 2, 3);
+}
+
 TEST(without_a_snapshot_the_same_is_saved_at_once) {
     snapshot_free(saving.memory);
     saving.memory = NULL;
