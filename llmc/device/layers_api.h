@@ -10,6 +10,8 @@ Parts     *_part_* layers have a share of the vocabulary: the rows of wte for th
 Weights   are (OC,C): out = inp w^T + bias, as in PyTorch's Linear.
 GradMode  is for parameter gradients: the first micro-batch of a step overwrites them (GRAD_SET), later
           ones add (GRAD_ADD), so nothing is ever zeroed. Gradients of activations are overwritten unless it says +=.
+No rows   N may be 0, and so may B in an embedding. Then no row is written, and gradients of parameters are sums of
+          nothing: GRAD_SET sets them to 0, GRAD_ADD keeps them. n may be 0, too: sums add 0, and nothing else happens.
 Aliasing  is allowed only where a comment says so.
 Failures  There are none at run time: shapes are checked by layers_init, and a device error dies with the layer's name.
 */
@@ -169,7 +171,8 @@ static inline int classifier_elements_cuda(double memory, bool deterministic) {
     return elements;
 }
 static inline int classifier_rows(int N, int Vp) {
-    size_t n = (size_t)N, most = size_max(64, (size_t)(classifier_elements / Vp) / 64 * 64), chunks = ceil_div(n, most);
+    size_t n = (size_t)N, most = size_max(64, (size_t)(classifier_elements / Vp) / 64 * 64);
+    size_t chunks = size_max(1, ceil_div(n, most));
     return (int)size_min(n, round_up(ceil_div(n, chunks), 64));
 }
 // Returns the elements of the fp32 sums of wte's gradient: none where there is one chunk,
