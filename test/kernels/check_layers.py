@@ -827,10 +827,10 @@ def left_by_no_rows(name, *arguments, mode):
 @claim
 def no_rows_write_no_rows_and_give_no_gradients():
     C, OC, V, T = 16, 24, 30, 3
-    these, no_tokens = TokenRange(16, 16), [] # the second half of the vocabulary
+    these = TokenRange(16, 16) # the second half of the vocabulary
     for deterministic in False, True:
         begin(1, 8, OC, 1, 32, PRODUCTS, deterministic=deterministic)
-        none, wide, numbers_of_none, tokens = unset(0, C), unset(0, OC), unset_f(0), integers(no_tokens)
+        none, wide, numbers_of_none, tokens = unset(0, C), unset(0, OC), unset_f(0), integers([])
         w, bias, ln, wte, wpe = normal(OC, C), normal(OC), normal(C), normal(32, C), normal(T, C)
         call("matmul_forward", wide, none, w, bias, 0, C, OC)
         call("matmul_forward", wide, none, w, None, 0, C, OC)
@@ -851,8 +851,8 @@ def no_rows_write_no_rows_and_give_no_gradients():
             left_by_no_rows("matmul_backward_weight", dw, None, wide, none, 0, C, OC, mode=mode)
             left_by_no_rows("matmul_backward_weight_fp32", exact, wide, none, 0, C, OC, mode=mode)
             left_by_no_rows("matmul_backward_weight_chunk", dw, wide, none, 0, 0, 0, C, OC, mode=mode)
-            left_by_no_rows("layernorm_backward", none, ln_dw, ln_db, unset(0, C), unset(0, C), ln, numbers_of_none, unset_f(0), 0, C,
-                            mode=mode)
+            left_by_no_rows("layernorm_backward", none, ln_dw, ln_db, unset(0, C), unset(0, C), ln, numbers_of_none, unset_f(0), 0,
+                            C, mode=mode)
             for B, positions in (0, dpe), (2, unset(0, C)): # no sequences; sequences of no tokens
                 length = T if B == 0 else 0
                 call("encoder_forward", none, tokens, wte, wpe, B, length, C)
