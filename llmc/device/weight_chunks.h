@@ -8,7 +8,7 @@ chunks, because the classifier's logits are too large to exist all at once.
 #include "layers_api.h"
 
 // dw (bytes) and dbias (OC), which may be NULL, become the sums over no rows. Libraries are not asked for this: oneDNN
-// leaves dw as it was, even where it should overwrite it, and so did cuBLAS (pytorch#31421).
+// does not write dw even if it should overwrite it, and cuBLAS had the same fault (pytorch#31421).
 static inline void weight_without_rows(void* dw, size_t bytes, floatX* dbias, int OC, GradMode mode) {
     if (mode == GRAD_ADD) return;
     device_zero(dw, bytes);
