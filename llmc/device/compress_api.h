@@ -8,7 +8,8 @@ Error     What a rank did not send is kept (fp32) and added to what it sends nex
           sent. `error` NULL: nothing is added. `kept` NULL: nothing is kept. kept may be error or x; it is another
           array where a step may be skipped, because the old errors are then needed again.
 Rows      What N ranks sent lies in N rows, one behind the other. A sum over rows is formed in fp32 in their order and
-          rounded once. So ranks that have the same rows have the same sum, to the bit.
+          rounded once. So ranks that have the same rows have the same sum, to the bit. No rows add up to 0.
+Sizes     n may be 0, which writes nothing, except for the k largest. The matrices of low rank are not empty.
 Packed    rows are bytes for COMM_BYTE, and begin at an address that is a multiple of 4. Every size here is a multiple
           of 4. Rows that ranks exchange are multiples of 16 bytes, because NCCL copies any other row byte by byte.
 Others    float arrays begin anywhere; from a multiple of 16 bytes on, the GPU reads them faster.

@@ -10,6 +10,8 @@ Parts     encoder_part_* and classifier_part_* use a share of the vocabulary: th
 Weights   are (OC,C): out = inp w^T + bias, as in PyTorch's Linear.
 GradMode  is for parameter gradients: the first micro-batch of a step overwrites them (GRAD_SET), later
           ones add (GRAD_ADD), so nothing is ever zeroed. Gradients of activations are overwritten unless marked +=.
+No rows   N may be 0, and so may B in an embedding. Then no row is written, and gradients of parameters are sums of
+          nothing: GRAD_SET sets them to 0, GRAD_ADD keeps them. n may be 0, too: sums add 0, and nothing else happens.
 Aliasing  is allowed only where a comment permits it.
 Failures  Layers return no errors: layers_init checks the shapes, and a device error ends the process, naming the layer.
 */
@@ -173,7 +175,8 @@ static inline int classifier_elements_cuda(double memory, bool deterministic) {
 // limit allows, because each reads wte, and reads and writes the sums of its gradient. Their sizes are nearly equal,
 // because a short chunk computes slowly.
 static inline int classifier_rows(int N, int Vp) {
-    size_t n = (size_t)N, most = size_max(64, (size_t)(classifier_elements / Vp) / 64 * 64), chunks = ceil_div(n, most);
+    size_t n = (size_t)N, most = size_max(64, (size_t)(classifier_elements / Vp) / 64 * 64);
+    size_t chunks = size_max(1, ceil_div(n, most));
     return (int)size_min(n, round_up(ceil_div(n, chunks), 64));
 }
 // Returns the number of fp32 sums for wte's gradient: 0 with one chunk, or if the gradient itself is fp32.

@@ -1,6 +1,7 @@
 /*
 muon_api.h - Muon, an optimizer for matrices: what a program may call, documented once, as in layers_api.h (Jordan 2024,
 kellerjordan.github.io/posts/muon; Liu et al. 2025, Moonlight, arXiv 2502.16982). Programs include muon.h.
+A matrix has at least one row and one column; n may be 0, as in layers_api.h.
 */
 #ifndef LLMC_MUON_API_H
 #define LLMC_MUON_API_H

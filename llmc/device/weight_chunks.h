@@ -1,10 +1,19 @@
 /*
-weight_chunks.h - the gradient of a matrix from rows that come in chunks, on every device. wte needs it, because the
-classifier's logits are too large to exist all at once.
+weight_chunks.h - the gradient of a matrix from rows that come in chunks, on every device, or from no rows. wte needs
+chunks, because the classifier's logits are too large to exist all at once.
 */
 #ifndef LLMC_WEIGHT_CHUNKS_H
 #define LLMC_WEIGHT_CHUNKS_H
+#include "device_api.h"
 #include "layers_api.h"
+
+// dw (bytes) and dbias (OC), which may be NULL, become the sums over no rows. Libraries are not asked for this: oneDNN
+// does not write dw even if it should overwrite it, and cuBLAS had the same fault (pytorch#31421).
+static inline void weight_without_rows(void* dw, size_t bytes, floatX* dbias, int OC, GradMode mode) {
+    if (mode == GRAD_ADD) return;
+    device_zero(dw, bytes);
+    if (dbias != NULL) device_zero(dbias, (size_t)OC * sizeof(floatX));
+}
 
 // As matmul_backward_weight_chunk. sums (OC,C) holds the sum of the chunks so far; NULL if floatX is fp32.
 static inline void weight_add_chunk(float* sums, floatX* dw, const floatX* dout, const floatX* inp, int row, int n,

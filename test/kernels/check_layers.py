@@ -408,6 +408,7 @@ def chunks_of_a_weight_gradient_are_rounded_once():
         each.start = dw.start.copy()
         begins = range(0, N, at_once)
         chunks = [(row, min(at_once, N - row), x(dout.d[row:row + at_once]), x(inp.d[row:row + at_once])) for row in begins]
+        chunks = [(0, 0, unset(0, OC), unset(0, C)), *chunks, (N, 0, unset(0, OC), unset(0, C))] # two have no rows
         want = after(mode, dw, dout.d.T @ inp.d)
         bound = 1.01 * on.eps * np.abs(want) + 64 * 64 * F32 # of sums as large as 64
 
@@ -813,6 +814,65 @@ def classifier_hides_no_inf_or_nan_and_neither_does_a_part_from_the_other():
         losses, dlogits = outcome(values, 67, 100, 128, parts)
         is_right = np.isfinite if bad == -np.inf else np.isnan
         assert is_right(losses).all() and is_right(dlogits[67]), f"{bad} of {parts} parts"
+
+
+# ---- no rows ----
+def left_by_no_rows(name, *arguments, mode):
+    """Parameter gradients become 0, or are as they were."""
+    call(name, *arguments, mode)
+    for a, (_, written) in zip(arguments, on.prototypes[name][1]):
+        if written and a: same(f"{name} without rows", a, np.zeros_like(a.start) if mode == SET else a.start)
+
+
+@claim
+def no_rows_write_no_rows_and_give_no_gradients():
+    C, OC, V, T = 16, 24, 30, 3
+    these = TokenRange(16, 16) # the second half of the vocabulary
+    for deterministic in False, True:
+        begin(1, 8, OC, 1, 32, PRODUCTS, deterministic=deterministic)
+        none, wide, numbers_of_none, tokens = unset(0, C), unset(0, OC), unset_f(0), integers([])
+        w, bias, ln, wte, wpe = normal(OC, C), normal(OC), normal(C), normal(32, C), normal(T, C)
+        call("matmul_forward", wide, none, w, bias, 0, C, OC)
+        call("matmul_forward", wide, none, w, None, 0, C, OC)
+        call("matmul_gelu_forward", wide, unset(0, OC), none, w, bias, 0, C, OC)
+        call("matmul_backward_input", none, wide, w, 0, C, OC)
+        call("matmul_gelu_backward_input", none, wide, w, unset(0, C), 0, C, OC)
+        call("residual_layernorm_forward", none, unset(0, C), numbers_of_none, unset_f(0), unset(0, C), unset(0, C), ln, ln, 0, C)
+        call("classifier_forward", numbers_of_none, unset(0, 32), tokens, 0, V, 32)
+        call("classifier_forward_backward", numbers_of_none, unset(0, 32), tokens, 1, 0, V, 32)
+        call("classifier_part_stats", numbers_of_none, unset(0, 16), tokens, these, 0, V)
+        call("classifier_part_forward", numbers_of_none, unset_f(0), tokens, 2, 0)
+        call("classifier_part_forward_backward", numbers_of_none, unset(0, 16), unset_f(0), tokens, 1, these, 2, 0, V)
+        for mode in MODES:
+            dw, db, dpe, exact = (gradient_before(mode, *shape) for shape in ((OC, C), (OC,), (T, C), (OC, C)))
+            ln_dw, ln_db = gradient_before(mode, C), gradient_before(mode, C)
+            exact = f(exact.d)
+            left_by_no_rows("matmul_backward_weight", dw, db, wide, none, 0, C, OC, mode=mode)
+            left_by_no_rows("matmul_backward_weight", dw, None, wide, none, 0, C, OC, mode=mode)
+            left_by_no_rows("matmul_backward_weight_fp32", exact, wide, none, 0, C, OC, mode=mode)
+            left_by_no_rows("matmul_backward_weight_chunk", dw, wide, none, 0, 0, 0, C, OC, mode=mode)
+            left_by_no_rows("layernorm_backward", none, ln_dw, ln_db, unset(0, C), unset(0, C), ln, numbers_of_none, unset_f(0), 0,
+                            C, mode=mode)
+            for B, positions in (0, dpe), (2, unset(0, C)): # no sequences; sequences of no tokens
+                length = T if B == 0 else 0
+                call("encoder_forward", none, tokens, wte, wpe, B, length, C)
+                call("encoder_part_forward", none, tokens, wte, wpe, these, B, length, C)
+                for name, *part in ("encoder_backward",), ("encoder_part_backward", these):
+                    dwte = normal(32, C)
+                    call(name, dwte, positions, none, tokens, *part, B, length, C, mode)
+                    same("dwte, to which no rows are added", dwte, dwte.start)
+                    same("dwpe without rows", positions, np.zeros_like(positions.start) if mode == SET else positions.start)
+
+
+@claim
+def sums_over_no_rows_that_were_sent_are_0():
+    n = 300
+    begin_compression()
+    blocks, signs, elements, nothing = unset(n), unset(n), unset_f(n), unset_bytes(0)
+    call("dequantise_sum", blocks, on.dtype, nothing, 0, n, 8)
+    call("unpack_signs_sum", signs, nothing, 0, n)
+    call("sparse_sum_fp32", elements, nothing, 0, n, 5)
+    for out in blocks, signs, elements: assert (out.get() == 0).all()
 
 
 # ---- numbers about a step ----
@@ -1225,10 +1285,10 @@ def muons_update_decays_weights_and_subtracts_the_scaled_update():
 @claim
 def muons_update_changes_nothing_when_the_step_is_skipped_and_adds_the_squares_of_the_params():
     """After a skipped step, too."""
-    for n, scale in itertools.product(rows([1, 7, 1024, 4099, 16390, 150001], 4), (1, 0)):
+    for n, scale in itertools.product(rows([0, 1, 7, 1024, 4099, 16390, 150001], 5), (1, 0)):
         begin()
         values, squares = 0.1 * numbers(n), (doubles(3), doubles(3))
-        if scale == 0: values[n // 2] = np.nan
+        if scale == 0: values[n // 2:n // 2 + 1] = np.nan
         places, plain = (Optimizer(n), Optimizer(n, 1)), Optimizer(n)
         for o, square in zip(places, squares): update_by_muon(o, ns(values), scale, square)
         update_by_muon(plain, ns(values), scale)
@@ -1612,7 +1672,7 @@ def columns_become_orthonormal_and_those_that_depend_on_others_are_replaced():
 
 @claim
 def comparison_adds_squares_and_products():
-    for n in rows(LENGTHS + [5000, 40001], 9):
+    for n in rows(LENGTHS + [0, 5000, 40001], 10):
         begin_compression()
         a, b, sums = normal(n), normal_f(n), doubles(1, 2, 3)
         call("add_comparison", sums, a, b, n)

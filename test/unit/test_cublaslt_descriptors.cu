@@ -1,5 +1,6 @@
 // test_cublaslt_descriptors.cu - the real cuBLASLt accepts our descriptors of matrix products: of every layer, with every epilogue.
 // That needs no GPU. (Finding algorithms for them needs a driver: without one cublasLtCreate fails.)
+#include "../../llmc/device/device.h"
 #include "../../llmc/device/cuda/common.cuh"
 #include "../../llmc/device/cuda/matmul.cuh"
 

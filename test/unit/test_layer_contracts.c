@@ -13,6 +13,7 @@ TEST(chunks_of_the_classifier_are_alike_and_as_few_as_their_limit_allows) {
             assert_true(rows - last < 64 * chunks); // rounded up to 64 rows, each chunk takes at most 63 of the last one's
         }
     assert_int_equal(classifier_rows(100, classifier_elements), 64);
+    assert_int_equal(classifier_rows(0, classifier_elements), 0);
 }
 TEST(a_gpu_computes_more_logits_at_a_time_the_more_memory_it_has_unless_bits_must_not_depend_on_it) {
     const double GB[] = { 4, 24, 34.2, 34.4, 40, 48, 68.7, 68.8, 80, 192 };

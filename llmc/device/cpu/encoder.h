@@ -69,7 +69,7 @@ void encoder_part_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const
     for (int t = 0; t < T; t++) {
         for (int s = 0; s < strips; s++) {
             int begin = s * ENCODER_STRIP, end = begin + ENCODER_STRIP < C ? begin + ENCODER_STRIP : C;
-            encoder_add_rows(dwpe + (size_t)t * C, dout, t, next, begin, end, C, mode);
+            encoder_add_rows(dwpe + (size_t)t * C, dout, t < N ? t : -1, next, begin, end, C, mode);
         }
     }
 }

@@ -433,6 +433,7 @@ static void bias_backward_strip(floatX* dbias, const floatX* dout, int begin, in
 // forward: out = inp w^T + bias, so dw = dout^T inp and dbias = the column sums of dout
 void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp, int N, int C, int OC,
                             GradMode mode) {
+    if (N == 0) { weight_without_rows(dw, (size_t)OC * (size_t)C * sizeof *dw, dbias, OC, mode); return; }
     Product p = { { 1, 0, OC, C, N, 0, mode == GRAD_ADD, FLOATX_DTYPE }, dw, dout, inp, NULL };
     product(p);
     if (dbias == NULL) return;
@@ -444,6 +445,7 @@ void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const
 
 void matmul_backward_weight_fp32(float* dw, const floatX* dout, const floatX* inp, int N, int C, int OC,
                                  GradMode mode) {
+    if (N == 0) { weight_without_rows(dw, (size_t)OC * (size_t)C * sizeof *dw, NULL, OC, mode); return; }
     Product p = { { 1, 0, OC, C, N, 0, mode == GRAD_ADD, DTYPE_F32 }, dw, dout, inp, NULL };
     product(p);
 }

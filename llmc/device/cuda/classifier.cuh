@@ -81,6 +81,7 @@ __global__ void classifier_kernel(float* losses, floatX* logits, const int* targ
 template <bool GRADIENT>
 static inline void classifier_launch(float* losses, floatX* logits, const int* targets, float dloss, int N, int V,
                                      int Vp) {
+    if (N == 0) return;
     const char* layer = GRADIENT ? "classifier_forward_backward" : "classifier_forward";
     size_t row_bytes = (size_t)Vp * sizeof(floatX), of_warps = WARP * sizeof(float);
     bool in_shared = GRADIENT && row_bytes + of_warps <= (size_t)cuda_layers.shared_bytes,
@@ -116,6 +117,7 @@ __global__ void classifier_part_stats_kernel(float* stats, const floatX* logits,
 }
 
 void classifier_part_stats(float* stats, const floatX* logits, const int* targets, TokenRange range, int N, int V) {
+    if (N == 0) return;
     bool vectors = rows_are_vectors(range.count, logits);
     auto kernel = vectors ? classifier_part_stats_kernel<VEC> : classifier_part_stats_kernel<1>;
     kernel<<<N, row_threads(range.count, vectors, 1024), 0, compute_stream>>>(stats, logits, targets, range,
@@ -149,6 +151,7 @@ __global__ void classifier_part_forward_kernel(float* losses, const float* all, 
 }
 
 void classifier_part_forward(float* losses, const float* all, const int* targets, int parts, int N) {
+    if (N == 0) return;
     classifier_part_forward_kernel<<<(unsigned)ceil_div(N, 256), 256, 0, compute_stream>>>(losses, all, targets, parts,
                                                                                            N);
     check_launch("classifier_part_forward");
@@ -170,6 +173,7 @@ __global__ void classifier_part_kernel(float* losses, floatX* logits, const floa
 
 void classifier_part_forward_backward(float* losses, floatX* logits, const float* all, const int* targets, float dloss,
                                       TokenRange range, int parts, int N, int V) {
+    if (N == 0) return;
     bool vectors = rows_are_vectors(range.count, logits);
     auto kernel = vectors ? classifier_part_kernel<VEC> : classifier_part_kernel<1>;
     kernel<<<N, row_threads(range.count, vectors, 1024), 0, compute_stream>>>(losses, logits, all, targets, dloss,

@@ -26,6 +26,7 @@ __global__ void encoder_forward_kernel(floatX* out, const int* tokens, const flo
 void encoder_part_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, TokenRange range,
                           int B, int T, int C) {
     unsigned rows = (unsigned)(B * T);
+    if (rows == 0) return;
     bool vectors = rows_are_vectors(C, out, wte, wpe);
     auto kernel = vectors ? encoder_forward_kernel<VEC> : encoder_forward_kernel<1>;
     kernel<<<rows, row_threads(C, vectors), 0, compute_stream>>>(out, tokens, wte, wpe, range, T, C);
@@ -142,7 +143,8 @@ void encoder_part_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const
                            int B, int T, int C, GradMode mode) {
     int N = B * T, Vp = cuda_layers.shapes.Vp;
     bool vectors = rows_are_vectors(C, dwte, dwpe, dout);
-    unsigned blocks = (unsigned)ceil_div(N, 256), strips = (unsigned)ceil_div(C, WARP * (vectors ? VEC : 1));
+    unsigned strips = (unsigned)ceil_div(C, WARP * (vectors ? VEC : 1));
+    unsigned blocks = (unsigned)size_max(1, ceil_div(N, 256)); // without positions the groups are empty
     TokenGroups g = token_groups(N, range);
     // count and taken, which are neighbours
     cuda_check(cudaMemsetAsync(g.count, 0, 2 * (size_t)Vp * sizeof(int), compute_stream), "encoder_backward");
@@ -154,7 +156,7 @@ void encoder_part_backward(floatX* dwte, floatX* dwpe, const floatX* dout, const
     auto token_sum = vectors ? token_sum_kernel<VEC> : token_sum_kernel<1>;
     token_sum<<<dim3(range.count, strips), dim3(WARP, ENCODER_WARPS), 0, compute_stream>>>(dwte, dout, g, C);
     check_launch("encoder_backward, tokens");
-    if (dwpe == NULL) return;
+    if (dwpe == NULL || T == 0) return;
     auto position_sum = vectors ? position_sum_kernel<VEC> : position_sum_kernel<1>;
     position_sum<<<T, row_threads(C, vectors), 0, compute_stream>>>(dwpe, dout, B, T, C, mode);
     check_launch("encoder_backward, positions");

@@ -59,6 +59,7 @@ static inline unsigned layernorm_warps(size_t bytes_per_warp) {
 
 void residual_layernorm_forward(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp1,
                                 const floatX* inp2, const floatX* w, const floatX* b, int N, int C) {
+    if (N == 0) return;
     size_t row_bytes = (size_t)C * sizeof(floatX);
     dim3 block(WARP, layernorm_warps(row_bytes));
     unsigned grid = (unsigned)ceil_div(N, block.y);
@@ -232,7 +233,7 @@ void layernorm_backward(floatX* dinp, floatX* dw, floatX* db, const floatX* dout
     if ((int)block.x * W < C)
         kernel = vectors ? layernorm_backward_long_kernel<VEC> : layernorm_backward_long_kernel<1>;
     size_t shared = block.y > 1 ? block.y * 2 * (size_t)C * sizeof(float) : 0; // at most 16 KB
-    kernel<<<grid, block, shared, compute_stream>>>(dinp, partial, dout, inp, w, mean, rstd, N, C);
+    if (N > 0) kernel<<<grid, block, shared, compute_stream>>>(dinp, partial, dout, inp, w, mean, rstd, N, C);
     check_launch("layernorm_backward");
     add_up_chunks(dw, db, partial, grid, C, mode, "layernorm_backward, dw and db");
 }

@@ -282,6 +282,7 @@ static inline void plan_choose(MatmulPlan* plan, Product p) {
 }
 
 static inline void product(Product p) {
+    if (p.shape.n == 0) return; // D, row-major, has no rows
     MatmulPlan* plan = matmul_plan(p);
     bool may_repeat = p.beta == 0;            // the output is not also an input
     bool may_differ = !p.shape.newton_schulz; // from the choice of another rank
@@ -346,6 +347,7 @@ void matmul_gelu_backward_input(floatX* dinp, const floatX* dout, const floatX* 
 // with --deterministic our kernel does.
 void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const floatX* inp, int N, int C, int OC,
                             GradMode mode) {
+    if (N == 0) { weight_without_rows(dw, (size_t)OC * (size_t)C * sizeof *dw, dbias, OC, mode); return; }
     bool in_epilogue = dbias != NULL && !cuda_layers.deterministic;
     ProductShape shape = {
         0, 1, C, OC, N, in_epilogue ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 0, 0
@@ -358,6 +360,7 @@ void matmul_backward_weight(floatX* dw, floatX* dbias, const floatX* dout, const
 }
 void matmul_backward_weight_fp32(float* dw, const floatX* dout, const floatX* inp, int N, int C, int OC,
                                  GradMode mode) {
+    if (N == 0) { weight_without_rows(dw, (size_t)OC * (size_t)C * sizeof *dw, NULL, OC, mode); return; }
     ProductShape shape = { 0, 1, C, OC, N, CUBLASLT_EPILOGUE_DEFAULT, NEEDS_MASTER, 0, 0, 0 };
     product({ "matmul_backward_weight", shape, dw, inp, dout, NULL, NULL, mode == GRAD_ADD ? 1.0f : 0.0f });
 }
