@@ -54,6 +54,15 @@ def test_a_snapshot_has_the_bytes_that_are_saved():
     assert none["snapshot for checkpoints"] == once["snapshot for checkpoints"] == 0
 
 
+@pytest.mark.parametrize("name, writers, padding", [("ddp", 1, 0), ("zero2", 2, 0.02), *(rest(*of) for of in (
+    ("zero1", 8, 0.02), ("zero3", 4, 0.02), ("full", 3, 0.02), ("sharded", 3, 0.02), ("hybrid", 2, 0.02), ("offload", 2, 0.02),
+    ("tp2", 2, 0.04), ("ring", 1, 0), ("none", 1, 0)))])
+def test_all_snapshots_together_have_the_bytes_of_one_device_and_padding(name, writers, padding):
+    """With tp, padding is what both parts have: layernorms and some biases."""
+    whole, each = (saved(which).about["predicted_bytes"]["snapshot for checkpoints"] for which in ("single", name))
+    assert whole <= writers * each <= (1 + padding) * whole
+
+
 def test_a_save_that_begins_waits_for_the_one_before():
     run = trained("single", SAVES, "--save-every 1 --steps 3", env=disk(slow=SLOW))
     assert_says(run.out, r"^saving step 1\nstep .*\nsaved step 1 .*\nsaving step 2\nstep .*\nsaved step 2 .*\nsaving step 3\nsaved step 3 ")
