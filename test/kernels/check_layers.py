@@ -10,6 +10,7 @@ import ctypes, itertools, os, sys
 from pathlib import Path
 import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[2])) # dev.lib
+from check_experts import check_router, check_router_backward, check_rows, check_sort, random_choice
 from layers import (
     ADD, ATTENTION, AUTO, COMPRESSION, CUDNN, F32, KERNELS, OWN, PRODUCTS, SET, AdamW, Array, LayerShapes, Muon, TokenRange, after,
     begin, call, claim, doubles, f, from_bf16, gradient_before, integers, largest, main, near, normal, normal_f, ns, numbers,
@@ -1356,6 +1357,10 @@ def results_are_the_same_for_any_number_of_threads():
         call("orthonormalise", normal_f(400, 5), 400, 5)
         call("add_comparison", doubles(1, 2, 3), normal(120000), normal_f(120000), 120000)
         call("add_sum_squares", doubles(0), normal(100003), 100003)
+        check_router(210, 48, 8, 2)
+        check_router_backward(210, 300, 8, 2)
+        check_sort(random_choice(210, 8, 2), 8, 40)
+        check_rows(210, 48, 8, 3, 70)
         found, on.record = on.record, None
         o = Optimizer(20011)
         o.update(1, 100)
@@ -1702,7 +1707,8 @@ def arrays_that_are_not_aligned_are_read_element_by_element():
     """One array after the other is not aligned to 16 bytes, and no kernel may read 16 bytes at once from it."""
     checks = [(check_encoder, 1, 3, 16, 3, 4, 2), (check_layernorm, 2, 16), (check_classifier, 3, 27, 32, 2),
               (check_attention, 1, 3, 1, 16), (check_attention, 1, 3, 1, 64), (check_parts, 1, 3, 2, 1, 16),
-              (check_parts, 1, 3, 2, 1, 64), (check_linear, 8, 16, 24), (check_momentum, 16)]
+              (check_parts, 1, 3, 2, 1, 64), (check_linear, 8, 16, 24), (check_momentum, 16),
+              (check_router, 5, 16, 4, 2), (check_router_backward, 5, 16, 4, 2), (check_rows, 5, 16, 4, 2, 2)]
     if not on.is_cpu: checks += [(check_bias_gelu, 2, 16), (check_bias_backward, 2, 16)]
     for check, *arguments in rows(checks, 0):
         for on.unaligned in itertools.count():

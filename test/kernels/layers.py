@@ -14,7 +14,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 SET, ADD = 0, 1 # GradMode
-KERNELS, PRODUCTS, ATTENTION, COMPRESSION = range(4)
+KERNELS, PRODUCTS, ATTENTION, COMPRESSION, EXPERTS = range(5)
 AUTO, CUDNN, OWN = range(3)
 F32 = 2.0**-24 # half a unit in the last place, relative
 STORED = {"fp32": np.dtype("f4"), "bf16": np.dtype("u2"), "fp16": np.dtype("f2")}
@@ -80,7 +80,7 @@ def type_of(text):
 def prototypes():
     """{function: (type of the result, [(type, whether it points to what is written)])} of the contract, layers.cu and host.c."""
     found = {}
-    contracts = [ROOT / "llmc/device" / name for name in ("layers_api.h", "muon_api.h", "compress_api.h", "device_api.h")]
+    contracts = [ROOT / "llmc/device" / name for name in ("layers_api.h", "muon_api.h", "compress_api.h", "experts_api.h", "device_api.h")]
     for path in *contracts, ROOT / "test/unit/layers.cu", ROOT / "test/unit/host.c":
         text = re.sub(r"//.*", "", path.read_text())
         for result, name, inside in re.findall(r"^([A-Za-z][\w ]*?[ *]+)(\w+)\(([^()]*)\)\s*[;{]", text, re.M):

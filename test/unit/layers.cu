@@ -13,11 +13,13 @@ static double products_flops;
 #define COUNT_PRODUCT(M, N, K) (products_flops += 2.0 * (M) * (N) * (K)) // of newton_schulz, as the library is asked for them
 #include "../../llmc/device/compress_api.h" // declared as C, they are C++ functions with plain names
 #include "../../llmc/device/device_api.h"
+#include "../../llmc/device/experts_api.h"
 #include "../../llmc/device/muon_api.h"
 #ifdef __CUDACC__
 }
 #endif
 #include "../../llmc/device/compress.h"
+#include "../../llmc/device/experts.h"
 #include "../../llmc/device/muon.h"
 #ifdef __CUDACC__
 extern "C" {
@@ -67,7 +69,7 @@ void array_copy(void* dst, const void* src, size_t bytes) {
 }
 // Prepares layers of these shapes as layers_init does, but with less memory: the workspace is only as large as the layers under test
 // ask for, and is filled with NaN.
-enum { KERNELS, PRODUCTS, ATTENTION, COMPRESSION };
+enum { KERNELS, PRODUCTS, ATTENTION, COMPRESSION, EXPERTS };
 void begin(LayerShapes s, AttentionChoice attention, int deterministic, int what) {
     static void* owned[3];
     for (int i = 0; i < 3; i++) if (owned[i]) array_free(owned[i]);
@@ -82,7 +84,8 @@ void begin(LayerShapes s, AttentionChoice attention, int deterministic, int what
     size_t kernels = std::max({ encoder_workspace_bytes(s), layernorm_workspace_bytes(s), bias_workspace_bytes(s),
                                 attention_own_workspace_bytes(s), STATS_BLOCKS * sizeof(double) });
     size_t bytes = what == PRODUCTS ? size_max(MATMUL_WORKSPACE, bias_workspace_bytes(s))
-                   : what == ATTENTION ? attention_workspace_bytes(s) : what == COMPRESSION ? COMPRESS_WORKSPACE : kernels;
+                   : what == ATTENTION ? attention_workspace_bytes(s) : what == COMPRESSION ? COMPRESS_WORKSPACE
+                   : what == EXPERTS ? EXPERTS_WORKSPACE : kernels;
     size_t sums = NEEDS_MASTER ? (size_t)s.Vp * (size_t)s.C * sizeof(float) : 0, sizes[3] = { bytes, bias_sums_bytes(s), sums };
     for (int i = 0; i < 3; i++) {
         owned[i] = array_alloc(sizes[i]);

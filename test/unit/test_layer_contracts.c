@@ -1,6 +1,7 @@
-// test_layer_contracts.c - sizes that the contracts of layers and of compressed gradients promise, what they refuse, and that layers free
-// what they have allocated. Numbers are compared in test/kernels/check_layers.py.
+// test_layer_contracts.c - sizes that the contracts of layers and of compressed gradients promise, what they and experts refuse, and
+// that layers free what they have allocated. Numbers are compared in test/kernels/check_layers.py.
 #include "../../llmc/device/compress.h"
+#include "../../llmc/device/experts.h"
 #include "expect_death.h"
 #include "unit.h"
 
@@ -50,6 +51,19 @@ TEST(what_cannot_be_done_is_refused) {
     expect_error(dequantise_sum(x, DTYPE_F32, packed, 1, 300, 5), "8 or 4 bits a number, not 5");
     expect_error(pack_top_k(packed, NULL, x, 300, 0), "the 0 largest of 300");
     expect_error(pack_top_k(packed, NULL, x, 3, 4), "the 4 largest of 3");
+}
+TEST(experts_that_cannot_be_chosen_or_counted_are_refused) {
+    floatX inp[4] = { 0 }, w[4] = { 0 };
+    float probs[8], weights[8];
+    int chosen[8] = { 0 }, counts[8];
+    expect_error(router_forward(probs, chosen, weights, inp, w, NULL, 1, 2, 2, 3), "cannot choose 3 of 2 experts");
+    expect_error(router_forward(probs, chosen, weights, inp, w, NULL, 1, 2, 2, 0), "cannot choose 0 of 2 experts");
+    expect_error(router_forward(probs, chosen, weights, inp, w, NULL, 1, 2, 257, 1), "1 to 256 experts, not 257");
+    expect_error(router_backward(inp, w, probs, weights, NULL, probs, chosen, weights, inp, w, 1, 2, 0, 1, GRAD_SET),
+                 "1 to 256 experts, not 0");
+    expect_error(experts_sort(counts, chosen, chosen, 1 << 30, 4, 2, 0), "1073741824 tokens with 2 experts each");
+    expect_error(experts_sort(counts, chosen, chosen, 1, 4, 2, 1 << 30), "4 experts with a capacity of 1073741824");
+    expect_error(experts_sort(counts, chosen, chosen, 1, 4, 2, -1), "4 experts with a capacity of -1");
 }
 // A debug build finds what is still allocated when the process ends.
 TEST(layers_free_what_they_have_allocated) {
