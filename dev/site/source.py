@@ -65,7 +65,7 @@ def wide_table(head, rows, css=""):
 
 DECLARATION = re.compile(r"^(?:static |inline |extern |typedef )*[A-Za-z_][\w ]*?[ *]+\**(\w+)\(")
 CONTRACTS = ["llmc/device/device_api.h", "llmc/device/layers_api.h", "llmc/device/muon_api.h", "llmc/device/compress_api.h",
-             "llmc/comm/comm_api.h"]
+             "llmc/device/experts_api.h", "llmc/comm/comm_api.h"]
 Contract = namedtuple("Contract", "path first text")  # the first line of its comment, counted from 1, and what that says
 
 

@@ -107,7 +107,8 @@ def router_chooses_the_largest_and_weighs_them_by_their_probabilities():
 def router_breaks_ties_by_the_lower_index_and_keeps_the_bias_out_of_the_weights():
     C, a = 16, np.linspace(0.25, 4, 5)[:, None] * np.eye(16)[0]
     for k, (values, tied) in itertools.product((1, 2, 3), ( # logits of the experts, as multiples of the token's
-            ([0, 0, 0, 0, 0], [0, 1, 2]), ([-1, 2, 0, 2, 2], [1, 3, 4]), ([1, 0, 1, 0, 1], [0, 2, 4]), ([0, 0, 3, 0, 0], [2, 0, 1]))):
+            ([0, 0, 0, 0, 0], [0, 1, 2]), ([-1, 2, 0, 2, 2], [1, 3, 4]), ([1, 0, 1, 0, 1], [0, 2, 4]),
+            ([0, 0, 3, 0, 0], [2, 0, 1]))):
         begin(1, 5, C, 1, 1, EXPERTS)
         tokens, w = x(a), x(np.outer(values, np.eye(C)[0]))
         probs, chosen, weights = route(tokens, w, None, k)

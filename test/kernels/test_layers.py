@@ -1,8 +1,9 @@
-"""Every layer of llmc/device/ and every kernel that compresses gradients follows its definition, which is check_layers.py's in
-float64: on the CPU in three precisions, with sanitizers, and without AVX-512, where matrix products take other ways; on emulated
-GPUs in bf16 every case, the quick ones with the address sanitizer, with the race detector, and in other precisions, which differ in
-conversions and elements per load; or on a GPU. So do functions of the host, which are check_host.py's, also with sanitizers. A
-build's claims run in one process, because a mistake that a sanitizer finds ends it."""
+"""Every layer of llmc/device/ and every kernel that compresses gradients or moves tokens to experts follows its definition in
+float64, which is in check_layers.py or check_experts.py: on the CPU in three precisions, with sanitizers, and without AVX-512,
+where matrix products take other ways; on emulated GPUs in bf16 every case, the quick ones with the address sanitizer, with the race
+detector, and in other precisions, which differ in conversions and elements per load; or on a GPU. So do functions of the host,
+which are check_host.py's, also with sanitizers. A build's claims run in one process, because a mistake that a sanitizer finds ends
+it."""
 import re, sys
 import check_host, check_layers
 import pytest
