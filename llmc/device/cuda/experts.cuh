@@ -15,7 +15,8 @@ static inline unsigned blocks_of_warps(int warps) { return (unsigned)ceil_div((s
 // ---- the router: probabilities ----
 // A warp has TOKENS tokens, whose channels its lanes share: w is read once for all of them.
 template <int W, int TOKENS>
-__global__ void router_logits_kernel(float* logits, const floatX* inp, const floatX* w, int N, int C, int E) {
+__global__ void __launch_bounds__(EXPERTS_THREADS)
+router_logits_kernel(float* logits, const floatX* inp, const floatX* w, int N, int C, int E) {
     int lane = threadIdx.x % WARP, first = (int)((blockIdx.x * blockDim.x + threadIdx.x) / WARP) * TOKENS;
     for (int i = 0; i < E; i++) {
         float sum[TOKENS] = {};
