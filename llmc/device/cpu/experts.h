@@ -78,8 +78,8 @@ void router_forward(float* probs, int* chosen, float* weights, const floatX* inp
     }
 }
 
-// dlogits (E) of one token. A softmax with the gradients g of its results has dlogits_i = p_i (g_i - sum_m p_m g_m).
-// With k = 1 a weight is one of these results. Otherwise the weights are a softmax over the chosen experts alone.
+// dlogits (E) of one token. If g is the gradient of a softmax's results, dlogits_i = p_i (g_i - sum_m p_m g_m). With
+// k = 1 a weight is one of these results. Otherwise the weights are a softmax over the chosen experts alone.
 static void token_dlogits(float* dlogits, const float* dweights, const float* balance, const float* probs,
                           const int* chosen, const float* weights, int E, int k) {
     float mean = 0, mean_of_chosen = 0;

@@ -8,12 +8,12 @@ next to the softmax and the choice. Moving rows is bound by memory: each kernel 
 #include "common.cuh"
 
 constexpr unsigned EXPERTS_THREADS = 256;
-constexpr int EXPERTS_OF_LANE = EXPERTS_MOST / WARP; // lane l has experts l, l + 32, ... in registers
+constexpr int EXPERTS_OF_LANE = EXPERTS_MOST / WARP; // lane l keeps experts l, l + 32, ... in registers
 constexpr size_t EXPERTS_WORKSPACE = 16 << 20;       // bytes that these functions use at most, of the layers' workspace
 static inline unsigned blocks_of_warps(int warps) { return (unsigned)ceil_div((size_t)warps, EXPERTS_THREADS / WARP); }
 
 // ---- the router: probabilities ----
-// A warp has TOKENS tokens, whose channels its lanes share: w is read once for all of them.
+// A warp computes TOKENS tokens, and its lanes share the channels: w is read once for all of them.
 template <int W, int TOKENS>
 __global__ void __launch_bounds__(EXPERTS_THREADS)
 router_logits_kernel(float* logits, const floatX* inp, const floatX* w, int N, int C, int E) {
@@ -39,8 +39,8 @@ router_logits_kernel(float* logits, const floatX* inp, const floatX* w, int N, i
 }
 
 // ---- the router: the choice ----
-// Scores become integers of the same order, with a lower index above a higher one. All numbers have an order then, even
-// NaN, so that all lanes agree.
+// Scores become integers of the same order, with a lower index above a higher one. This orders all numbers, even NaN,
+// so that all lanes agree.
 typedef unsigned long long Ranked; // 0: nothing to choose
 __device__ inline Ranked ranked(float score, int expert) {
     uint32_t bits = __float_as_uint(score);
@@ -61,7 +61,7 @@ __device__ inline int take_best(const float* scores, uint32_t* candidates, int l
     return expert;
 }
 
-// A warp has a token, whose logits become probs in place.
+// A warp takes a token, whose logits become probs in place.
 __global__ void router_choose_kernel(float* probs, int* chosen, float* weights, const float* bias, int N, int E,
                                      int k) {
     int lane = threadIdx.x % WARP, t = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
@@ -124,8 +124,8 @@ void router_forward(float* probs, int* chosen, float* weights, const floatX* inp
 }
 
 // ---- the router: gradients ----
-// A warp has a token. A softmax with the gradients g of its results has dlogits_i = p_i (g_i - sum_m p_m g_m). With k =
-// 1 a weight is one of these results. Otherwise the weights are a softmax over the chosen experts alone.
+// A warp takes a token. If g is the gradient of a softmax's results, dlogits_i = p_i (g_i - sum_m p_m g_m). With k = 1
+// a weight is one of these results. Otherwise the weights are a softmax over the chosen experts alone.
 __global__ void router_dlogits_kernel(float* dlogits, const float* dweights, const float* balance, const float* probs,
                                       const int* chosen, const float* weights, int N, int E, int k) {
     int lane = threadIdx.x % WARP, t = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
@@ -149,7 +149,7 @@ __global__ void router_dlogits_kernel(float* dlogits, const float* dweights, con
     }
 }
 
-// A block has a token, a thread a piece of its channels. An expert whose dlogit is 0 is not read: with k > 1 and
+// A block takes a token, a thread a piece of its channels. An expert whose dlogit is 0 is not read: with k > 1 and
 // without `balance` most are. Reads and writes dinp, 4 N C bytes in 16 bits, and reads such rows of w.
 template <int W>
 __global__ void router_dinp_kernel(floatX* dinp, const float* dlogits, const floatX* w, int C, int E) {
@@ -167,8 +167,8 @@ __global__ void router_dinp_kernel(floatX* dinp, const float* dlogits, const flo
     }
 }
 
-// partial (chunks,E,C): blockIdx.x has a chunk of tokens, a thread a channel and AT_ONCE experts. Reads inp once for
-// every AT_ONCE experts.
+// partial (chunks,E,C): blockIdx.x is a chunk of tokens, and a thread sums a channel of AT_ONCE experts. Reads inp once
+// for every AT_ONCE experts.
 template <int AT_ONCE>
 __global__ void router_dw_kernel(float* partial, const float* dlogits, const floatX* inp, int N, int C, int E,
                                  int chunk) {
@@ -211,8 +211,8 @@ void router_backward(floatX* dinp, floatX* dw, float* dlogits, const float* dwei
 }
 
 // ---- rows: a counting sort without atomics ----
-// A block has a chunk of the slots and a thread an expert: it looks at each slot of the chunk, so that it finds those
-// of its expert in order. That is E N k comparisons, which all lanes make on the same slot.
+// A block takes a chunk of the slots and a thread an expert: the thread looks at each slot of the chunk, so it finds
+// those of its expert in order. That is E N k comparisons, which all lanes make on the same slot.
 constexpr int SORT_BLOCKS = 128;
 static_assert(SORT_BLOCKS * EXPERTS_MOST * sizeof(int) <= EXPERTS_WORKSPACE, "the chunks' counts");
 typedef struct { int slots, chunk, E, capacity; } SortCall;
@@ -266,7 +266,7 @@ void experts_sort(int* counts, int* places, const int* chosen, int N, int E, int
     check_launch("experts_sort");
 }
 
-// ---- rows: a block has a token, a thread a piece of its channels ----
+// ---- rows: a block takes a token, a thread a piece of its channels ----
 static inline void zero_rows(floatX* out, int rows, int C, const char* layer) {
     size_t bytes = (size_t)rows * (size_t)C * sizeof(floatX);
     if (bytes > 0) cuda_check(cudaMemsetAsync(out, 0, bytes, compute_stream), layer);
