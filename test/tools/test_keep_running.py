@@ -218,7 +218,8 @@ def test_a_signal_between_two_runs_ends_the_script(tmp_path):
         with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
             while "restart" not in run.stdout.readline(): pass
             run.send_signal(signal.SIGTERM)
-            assert "stop " in run.communicate(timeout=20)[0] and run.returncode == status
+            try: assert "stop " in run.communicate(timeout=20)[0] and run.returncode == status
+            finally: run.kill()
 
 
 def test_a_second_signal_kills_the_run(tmp_path):
