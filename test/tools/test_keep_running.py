@@ -12,6 +12,10 @@ OPTIONS = f"{TINY} --batch-size 8 --deterministic --save-every 5 --no-save-async
 QUICK = {"SHARD_LEAVE_SECONDS": 0.5} # a rank that ends waits so long for the others' errors
 
 
+@pytest.fixture(autouse=True)
+def verify(): program("verify") # which the script starts
+
+
 def kept(folder, *arguments, settings="--wait 0", **more):
     """Runs a command, to which --out is added, under keep_running."""
     run = command(KEEP, settings, *arguments, "--out", [folder], env=QUICK, timeout=120, **more)
