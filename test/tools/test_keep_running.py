@@ -82,7 +82,7 @@ def test_a_launcher_that_outlives_all_ranks_is_killed_with_what_it_has_started(t
 
 def test_what_a_run_leaves_behind_is_gone_before_the_next_start(tmp_path):
     args = 'for p in /proc/[0-9]*; do tr "\\0" " " <$p/cmdline; echo; done 2>/dev/null'
-    left = f'{args} | grep -c "^sleep 2000.{os.getpid()}"; setsid sleep 2000.{os.getpid()} & exit 3'
+    left = f'{args} | grep -c "^sleep 300.{os.getpid()}"; setsid sleep 300.{os.getpid()} >/dev/null & exit 3'
     run = kept(tmp_path, "sh -c", [left], settings="--wait 0 --patience 0.2")
     assert run.status == 3 and re.findall("^[0-9]+$", run.out, re.M) == ["0", "0"], run
 

@@ -81,7 +81,7 @@ static void begin_and_hold(long long step) {
 }
 static void let_go(void) { __atomic_store_n(&disk.held, 0, __ATOMIC_RELEASE); }
 
-// Every element of the checkpoint is what it was.
+// Every element of the checkpoint is as it was.
 static void assert_saved(long long step, float params, float m, float v) {
     const float expected[] = { params, m, v };
     const CheckpointPart parts[] = { CHECKPOINT_MODEL, CHECKPOINT_M, CHECKPOINT_V };
@@ -101,8 +101,8 @@ static void assert_saved(long long step, float params, float m, float v) {
     checkpoint_close(&r);
 }
 
-// These two come first: what a test before them has registered with atexit would run in their children too late.
-static bool is_empty(void) { // but for what a dead process cannot have removed
+// These two come first, because their children would run functions that an earlier test has registered with atexit.
+static bool is_empty(void) { // except for files that a dead process cannot have removed
     FREED char* temporary = format_string("%s/.tmp_step_00000001", out);
     FREED char* path = format_string("%s/step_00000001", out);
     return !path_exists(temporary) && !path_exists(path);
